@@ -12,7 +12,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for, so that `import jaxrl_fast` costs nothing."""
+    """Import a public name on first use, so that `import jaxrl_fast` is fast."""
     if name in ("fit", "load", "Run"):
         from jaxrl_fast import api
 
@@ -29,6 +29,6 @@ def __getattr__(name: str) -> Any:
         from jaxrl_fast.sweep.api import Sweep
 
         return Sweep
-    if name == "sweep":  # a module that can be called, for `python -m jaxrl_fast.sweep` is its name too
+    if name == "sweep":  # a callable module, because `python -m jaxrl_fast.sweep` needs a module of this name
         return importlib.import_module(f"{__name__}.sweep")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ COMMANDS = {
     "export": "export the policy of a run for JAX, onnxruntime or numpy",
     "plot": "draw the learning curves of runs",
     "envs": "list the environments",
-    "check": "try an environment before training",
+    "check": "check an environment before training",
 }
 
 
@@ -28,7 +28,9 @@ def prepare(argv: Sequence[str]) -> str:
         commands = (f"  python -m jaxrl_fast.{name:<10}{description}" for name, description in COMMANDS.items())
         return "\n".join((f"jaxrl_fast {__version__}; commands (each has --help and --version):", *commands))
     name = argv[0] if argv[0] in COMMANDS else ""
-    hint = f"; python -m jaxrl_fast.{name}" if name else nearest(argv[0], COMMANDS, "python -m jaxrl_fast.{}".format)
+    hint = (
+        f"; use python -m jaxrl_fast.{name}" if name else nearest(argv[0], COMMANDS, "python -m jaxrl_fast.{}".format)
+    )
     raise ValueError(f"unknown argument {argv[0]!r}{hint}")
 
 

@@ -49,7 +49,7 @@ def fit(
 
     Raises:
         ValueError: An option is wrong. Nothing has been compiled or written.
-        FloatingPointError: The training has diverged. The folder holds what there was until then.
+        FloatingPointError: The training has diverged. The folder holds all results until then.
         MemoryError: The program does not fit into memory.
     """
     if isinstance(options.get("resume"), Run):
@@ -63,7 +63,7 @@ def fit(
         ready = plan.make_plan(settings)
     with from_function():
         outcome = trainer.execute(ready, callbacks=callbacks)
-    if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
+    if not ready.env.on_device:  # after an exception, a program may still be running, so its pools stay open
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:
         raise FloatingPointError(outcome.failure)
@@ -84,7 +84,7 @@ def load(
         seed: One of the run's seeds; by default the first.
         which: "best" for the checkpoint with the best mean evaluation over all seeds, "last" for the newest one.
         env: The training environment, if it cannot be made from its id.
-        member: In a part of a sweep, one of those that were trained together: {"agent.gamma": 0.9}, or "gamma=0.9".
+        member: For a run of a sweep with several members: values that select one, {"agent.gamma": 0.9} or "gamma=0.9".
 
     Raises:
         ValueError: An argument is wrong, or the run cannot be loaded.
@@ -105,7 +105,7 @@ class Run:
 
     folder: Path
     summary: dict[str, Any]
-    agent_state: Any = None  # what acting needs of the final state, [S, ...] with S seeds
+    agent_state: Any = None  # the part of the final state that acting needs, [S, ...] with S seeds
     env: Any = None  # the training environment, if it cannot be made from its id
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Try an environment before training: `python -m jaxrl_fast.check my_module:MyEnv`."""
+"""Check an environment before training: `python -m jaxrl_fast.check my_module:MyEnv`."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.check",
     "ENV",
     Options,
-    "Step an environment with random actions, and print what it is, how fast it is, and what must be mended.",
+    "Step an environment with random actions, and print its spaces, its speed and the problems to fix.",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return its exit status: 1 if something must be mended."""
+    """Run the command. Return its exit status: 1 if there is a problem to fix."""
     return cli.run_command(prepare, act, argv)
 
 
@@ -25,22 +25,22 @@ def prepare(argv: Sequence[str]) -> tuple[str, Iterator[Finding], Finding]:
     (env_id,), options = cli.read(USAGE, argv)
     devices.check_device()
     if options.algo == "none" and options.num_envs != Options.num_envs:
-        warnings.warn("--num-envs: has no effect; algo is none, so that no training is timed")
+        warnings.warn("--num-envs: has no effect; algo is none, so no training is timed")
     findings = check(env_id, options)
     return env_id, findings, next(findings)
 
 
 def act(ready: tuple[str, Iterator[Finding], Finding]) -> int:
-    """Print each finding as soon as it is there. Return the exit status."""
+    """Print each finding at once. Return the exit status."""
     env_id, findings, first = ready
     print(env_id)
-    to_mend = 0
+    to_fix = 0
     for finding in itertools.chain([first], findings):
         print(f"  {finding.level:<5} {finding.text}", flush=True)
-        to_mend += finding.level == "mend"
-    if to_mend:
-        print(f"{to_mend} to mend")
-    return int(to_mend > 0)
+        to_fix += finding.level == "fix"
+    if to_fix:
+        print(f"{to_fix} to fix")
+    return int(to_fix > 0)
 
 
 if __name__ == "__main__":

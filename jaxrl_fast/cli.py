@@ -1,4 +1,4 @@
-"""What commands share: how a command line is read, and what becomes of a mistake in it."""
+"""Read command lines and report mistakes, for all commands."""
 
 import errno
 import io
@@ -25,7 +25,7 @@ BROKEN_PIPE = 13  # the signal's number
 
 
 class CommandSpec(NamedTuple):
-    """How a command is called."""
+    """The usage of a command."""
 
     program: str  # "python -m jaxrl_fast.video"
     positional: str  # what stands before the options: "RUN"
@@ -40,8 +40,8 @@ def run_command(
 ) -> int:
     """Run a command and return its exit status.
 
-    A ValueError of one line while it prepares is a user's mistake: 2. No room or no right to write: 1. An error in an
-    environment: 1, after a line about the place and the traceback of the environment's own code.
+    A ValueError of one line from `prepare` is a user's mistake: status 2. A full disk or a missing permission gives
+    status 1. So does an error in an environment, after a line about its place and the traceback of the user's code.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "--version" in argv:
@@ -110,7 +110,7 @@ def start(main: Callable[[], int]) -> None:
 
 
 def read(usage: CommandSpec, argv: Sequence[str]) -> tuple[list[str], Any]:
-    """Return the positional arguments and the options. Prints the help and exits if it is asked for."""
+    """Return the positional arguments and the options. Print the help and exit if `--help` is given."""
     words, written = tokenize(argv)
     usage_line = f"{usage.program} {usage.positional} [options]"
     if any(s.name == "help" for s in written):

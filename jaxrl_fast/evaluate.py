@@ -35,7 +35,7 @@ def act(ready: tuple[Any, Options]) -> None:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """Return the lines to print: one for each seed, and one for all of them; against another run, one for each side."""
+    """Return the lines to print: one for each seed and one for all seeds; with --against, one for each side."""
     steps = formatting.short_number(result["env_steps"])
     if "against" in result:
         return lines_of_match(result)

@@ -27,11 +27,11 @@ def prepare(argv: Sequence[str]) -> Export:
 
 
 def act(export: Export) -> int:
-    """Write the folder, and print what it holds and how to load it. Return the exit status."""
+    """Write the folder, and print its contents and how to load it. Return the exit status."""
     try:
         folder = write(export)
     except FileExistsError:  # created by another program since `prepare` looked
-        print_stderr(f"error: {export.folder}: exists by now; choose another name with --out")
+        print_stderr(f"error: {export.folder}: was created meanwhile; choose another folder with --out")
         return 1
     for line in lines(export):
         print(line)

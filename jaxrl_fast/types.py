@@ -109,7 +109,7 @@ class Parallelism(NamedTuple):
 
 
 class EpisodeScore(NamedTuple):
-    """The rewards and ends from which scores are computed, where they differ from those of the agent's episodes."""
+    """The rewards and ends from which scores are computed, if they differ from the agent's rewards and ends."""
 
     reward: Array  # [N] f32, neither clipped nor shaped
     game_over: Array  # [N] bool: the game has ended with its last life, not only an episode at a lost life
@@ -196,7 +196,7 @@ class Env(NamedTuple):
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
     encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
     own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
-    whole_obs: WholeObs | None = None  # what a video draws, if it is not what agents see
+    whole_obs: WholeObs | None = None  # the observation for videos, if it differs from the agents'
     pools: AsyncPools | None = None
     resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config) to an Env with N of these environments
 
@@ -257,11 +257,11 @@ class HostResource(NamedTuple):
     name: str  # of its folder in the run's folder
     open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty, before a program runs that uses it
     close: Callable[[], None]  # when no such program runs any more
-    save: Callable[[], Callable[[], dict[str, Any]]]  # note the state; the result writes what is new, in a thread
+    save: Callable[[], Callable[[], dict[str, Any]]]  # record the state; the result writes the changes, in a thread
     # What that has returned, with "files" of name, bytes and sha256, and perhaps "damaged"; what is lost, bool [R]
     load: Callable[[Mapping[str, Any]], Any]
-    prune: Callable[[list[Mapping[str, Any]]], None]  # delete what is not part of any of these, nor in use
-    report: Callable[[], dict[str, float]]  # numbers about what it holds and the time that it has taken
+    prune: Callable[[list[Mapping[str, Any]]], None]  # delete files that are in none of these and not in use
+    report: Callable[[], dict[str, float]]  # numbers about its contents and the time taken
 
 
 def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:

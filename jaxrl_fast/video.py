@@ -11,7 +11,7 @@ USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.video",
     "RUN",
     Options,
-    "Record the greedy policy of a run as a GIF, or as an MP4 if the name of --out ends so.",
+    "Record the greedy policy of a run as a GIF, or as an MP4 if --out ends with .mp4.",
 )
 
 

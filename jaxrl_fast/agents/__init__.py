@@ -23,7 +23,9 @@ def load(name: str) -> ModuleType:
     module = importing.module(name, f"algorithm {name!r}")
     missing = [part for part in ("Config", "make") if not hasattr(module, part)]
     if missing:
-        raise ValueError(f"algorithm {name!r}: the module has no {' and no '.join(missing)}")
+        raise ValueError(
+            f"algorithm {name!r}: the module must define Config and make, got no {' and no '.join(missing)}"
+        )
     _check_options(name, module.Config)
     return module
 
@@ -43,16 +45,17 @@ def exists(name: str) -> bool:
 def _check_options(name: str, config: type) -> None:
     """Raise ValueError for a Config that cannot be read."""
     if not dataclasses.is_dataclass(config):
-        raise ValueError(f"algorithm {name!r}: Config is not a dataclass")
+        got = importing.describe(config)
+        raise ValueError(f"algorithm {name!r}: Config must be a dataclass, got {got}; add @dataclass(frozen=True)")
     unset = [f.name for f in dataclasses.fields(config) if f.default is f.default_factory is dataclasses.MISSING]
     if unset:
-        raise ValueError(f"algorithm {name!r}: Config.{' and '.join(unset)} has no default")
+        raise ValueError(f"algorithm {name!r}: fields of Config must have defaults, got none for {', '.join(unset)}")
     try:
         declared = options_of(config)
     except Exception as error:  # for example a name imported for type checkers only, or invalid bounds
-        raise ValueError(f"algorithm {name!r}: the types of its Config cannot be read ({error})") from error
+        raise ValueError(f"algorithm {name!r}: the fields of Config cannot be read ({error})") from error
     if "rollout_length" not in declared:
-        raise ValueError(f"algorithm {name!r}: Config has no rollout_length, the steps between updates")
+        raise ValueError(f"algorithm {name!r}: Config must have a field rollout_length, the steps between updates")
     for option in declared.values():
         _check_option(name, option, declared)
 
@@ -60,6 +63,6 @@ def _check_options(name: str, config: type) -> None:
 def _check_option(name: str, option: Option, declared: Mapping[str, Option]) -> None:
     """Raise ValueError for a declaration that does not fit its field."""
     if option.needs and option.needs[0] not in declared:
-        raise ValueError(f"algorithm {name!r}: Config.{option.name} needs {option.needs[0]}, which it does not have")
+        raise ValueError(f"algorithm {name!r}: Config.{option.name} needs {option.needs[0]}, which is not a field")
     if option.traced and option.kind not in (float, float | None):
-        raise ValueError(f"algorithm {name!r}: Config.{option.name} is traced, but not a float")
+        raise ValueError(f"algorithm {name!r}: Config.{option.name} must be a float to be traced; drop traced")

@@ -21,7 +21,7 @@ SUPPORTS = frozenset({"shards", "grad_workers"})
 
 
 class Params(NamedTuple):
-    """One value for each part that is learned: its parameters, its optimizer, or its learning rate."""
+    """One value for each learned part: its parameters, its optimizer, or its learning rate."""
 
     actor: PyTree
     critic: PyTree  # parameters have a leading axis [num_critics]
@@ -50,8 +50,8 @@ class Context(NamedTuple):
     actor: networks.Network  # f32 [..., num_outputs] of an observation
     critic: networks.Network  # f32 [num_critics, ... (, M)] of (observation, action [..., D])
     value_head: value_distributions.ValueHead  # what the critics' outputs represent
-    learning_rate: Params  # an optax.Schedule each, of the gradient steps of the critics
-    optimizer: Params  # an optax.GradientTransformation each
+    learning_rate: Params  # an optax.Schedule for each part, over gradient steps of the critics
+    optimizer: Params  # an optax.GradientTransformation for each part
 
     @property
     def num_envs(self) -> int:
@@ -159,7 +159,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
 
 
 def _init(context: Context, init: Callable, key: Key) -> State:
-    """Return the state before the first update, with statistics of no observations and of no batches."""
+    """Return the state before the first update, with empty statistics."""
     stats = normalize.init(context.spec.obs) if context.config.normalize_observations else ()
     learner = init(context, key)._replace(observations=stats, batch_stats=context.critic.init_stats())
     return off_policy.init_state(context.config, learner, context.replay.init(), key)
@@ -168,7 +168,7 @@ def _init(context: Context, init: Callable, key: Key) -> State:
 def _exploit(
     context: Context, policy: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
 ) -> Decision:
-    """Take the greedy actions. The carry is that of exploration noise."""
+    """Take the greedy actions. The carry belongs to exploration noise and does not change."""
     learner = state.learner
     return Decision(policy(context, learner.params, normalize.apply(learner.observations, inputs.obs)), carry)
 
@@ -176,7 +176,7 @@ def _exploit(
 def _explore(
     context: Context, explore: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
 ) -> Decision:
-    """Take uniformly random actions until the first gradient step, and then those of the algorithm."""
+    """Take uniformly random actions until the first gradient step, then the algorithm's exploring actions."""
     now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
     x, carry = action_noise.correlated(context.config.noise_theta, carry, noise.normal)
     obs = normalize.apply(state.learner.observations, inputs.obs)
@@ -227,7 +227,7 @@ def sample(
 ) -> tuple[replay.Sample, Array, Any]:
     """Return this device's transitions [B], their weights in the loss [B], and an index for `update_priorities`.
 
-    Observations are stored as they came, and normalized by the statistics of now.
+    Observations are stored unnormalized, and normalized here by the current statistics.
     """
     config, stats = context.config, learner.observations
     beta = optax.linear_schedule(config.importance_exponent, 1.0, context.num_updates)(num_updates)
@@ -244,7 +244,7 @@ def sample_normal(context: Context, key: Key, num: int) -> Array:
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:
-    """Return the learner after one step of the optimizers of those parts that have a gradient; () stands for none."""
+    """Return the learner after one optimizer step of each part that has a gradient; () means no gradient."""
     params, optimizer = list(learner.params), list(learner.optimizer)
     for i, (rule, g) in enumerate(zip(context.optimizer, gradient, strict=True)):
         if jax.tree.leaves(g):

@@ -1,4 +1,4 @@
-"""Move the critics of SAC, TD3 and DDPG towards a target, which their outputs at the next action decide.
+"""Move the critics of SAC, TD3 and DDPG towards a target computed from critic outputs at the next action.
 
 Values are means or distributions (`rl.value_distributions`), and targets are weighted atoms. The outputs at the next
 action come from target critics, or with `crossq` from the critics themselves.
@@ -56,7 +56,7 @@ def step(
 def loss(
     context: Context, batch: replay.Sample, target: Atoms, weight: Array, params: PyTree
 ) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
-    """Return what `loss_of_outputs` does of the critics at (obs, action), and no statistics."""
+    """Return the results of `loss_of_outputs` for the critics at (obs, action), and () for statistics."""
     output = context.critic.apply(params, (batch.obs, batch.action))
     total, (errors, metrics) = loss_of_outputs(context, output, target, weight)
     return total, (errors, metrics, ())
@@ -71,7 +71,7 @@ def joint_loss(
     target_of: Callable[[Array], Atoms],
     params: PyTree,
 ) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
-    """Return what `loss_of_outputs` does, and the critics' running statistics after the batch.
+    """Return the results of `loss_of_outputs`, and the critics' running statistics after the batch.
 
     One pass evaluates (s, a) and (s', a'), so that both are normalized alike. No gradient flows through the target
     (Bhatt et al. 2024, CrossQ).
@@ -90,8 +90,8 @@ def loss_of_outputs(
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the weighted losses of the critics' outputs [num_critics, B (, M)], summed over rows and critics.
 
-    The loss of a mean is (Q_i(s, a) - target)^2 / 2, the others are those of `value_distributions.losses`. Also returns
-    the errors for priorities [B], means over the critics, and weighted metrics [B].
+    The loss of a mean is (Q_i(s, a) - target)^2 / 2; distributions use `value_distributions.losses`. Also returns the
+    errors for priorities [B], means over the critics, and weighted metrics [B].
     """
     value = value_distributions.mean(context.value_head, output)  # [num_critics, B]
     td_error = target.mean[None] - value
@@ -105,7 +105,7 @@ def loss_of_outputs(
 
 
 def least(context: Context, output: Array) -> Atoms:
-    """Return the atoms [B, K] of the critic with the least mean; of quantiles, the lower ones of all critics."""
+    """Return the atoms [B, K] of the critic with the lowest mean; for quantiles, the lower ones of all critics."""
     if context.value_head.kind == "quantile":
         return value_distributions.truncated(output, context.config.top_quantiles_to_drop)
     return value_distributions.least(context.value_head, output)

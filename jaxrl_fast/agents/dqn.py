@@ -1,7 +1,7 @@
-"""DQN: deep Q-learning from a replay buffer (Mnih et al. 2015), with the parts of Rainbow and Munchausen as switches.
+"""DQN: deep Q-learning from a replay buffer (Mnih et al. 2015), with the parts of Rainbow and Munchausen as options.
 
-Every kind of value is a distribution, and every target is a set of weighted atoms (`rl.value_distributions`). So the
-switches combine freely. `rl.off_policy` counts gradient steps and target updates exactly.
+Every kind of value is a distribution, and every target is a set of weighted atoms (`rl.value_distributions`). So these
+options combine freely. `rl.off_policy` counts gradient steps and target updates exactly.
 
 Deviations from Rainbow: epsilon-greedy actions unless the epsilons are 0; noise is drawn for each environment in
 acting, and once per batch in learning.
@@ -233,7 +233,7 @@ def gradient_step(
 ) -> tuple[Learner, PyTree, off_policy.Counts, Metrics]:
     """Make one gradient step on a batch from the replay buffer, with keys [2]; then update the target if it is due.
 
-    Metrics are those of this device's rows, [B].
+    Metrics cover this device's rows, [B].
     """
     config, parallelism = context.config, context.parallelism
     key_draw, key_noise = keys
@@ -271,7 +271,7 @@ def td_target(
 ) -> value_distributions.Atoms:
     """Return the target of the value of (obs, action), as weighted atoms [B, K].
 
-    q are the online values, q' those of the target parameters, g is the discount.
+    q are values of the online parameters, q' values of the target parameters, and g is the discount.
 
     mean         r + g q'(s', a*), where a* is greedy for q', or with `double` for q (van Hasselt et al. 2016, eq. 4)
     munchausen   r + alpha max(clip, tau log pi(a|s)) + g sum_a' pi(a'|s') (q'(s', a') - tau log pi(a'|s')), with
@@ -334,7 +334,7 @@ def sequence_loss(
     noise: tuple[PyTree, PyTree],
     params: PyTree,
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return what `loss` does for B sequences: the mean over the K steps of each that are learned from.
+    """Return the results of `loss` for B sequences: means over the K steps after the burn-in of each.
 
     Both networks are unrolled from the stored carry, after a burn-in (Kapturowski et al. 2019, section 3).
     """
@@ -366,7 +366,7 @@ def sequence_outputs(context: Context, params: PyTree, batch: replay_sequences.S
 def loss_of_outputs(
     context: Context, output: Array, batch: replay.Sample, target: value_distributions.Atoms, weight: Array
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return what `loss` does, from the network's outputs [B, A (, M)]."""
+    """Return the results of `loss` for the network's outputs [B, A (, M)]."""
     value = distributions.chosen(value_distributions.mean(context.value_head, output), batch.action)
     td_error = target.mean - value
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]

@@ -159,7 +159,7 @@ def make(
 
 
 def policy_of(config: Config, spec: EnvSpec) -> tuple[distributions.Head, networks.ActorCritic]:
-    """Return the distribution over actions, and the network whose output are its numbers."""
+    """Return the distribution over actions, and the network that outputs its parameters."""
     options = networks.options_of(config) | networks.memory_of(config)
     if config.gsde and isinstance(spec.action, Box):
         network = networks.actor_critic(spec.obs, spec.action.num_outputs, with_features=True, **options)
@@ -226,7 +226,7 @@ def policy(
 ) -> tuple[Any, Array, PyTree]:
     """Return the distribution over actions for N observations, the actor's output, and the carry after these.
 
-    `step` is that of the network, or its `act`, which leaves the critic's part of the carry as it is.
+    `step` is the network's `step`, or its `act`, which does not change the critic's part of the carry.
     """
     obs = normalize.apply(state.observations, inputs.obs)
     output, memory = step(state.params["network"], obs, carry[0] if context.gsde else carry)
@@ -319,7 +319,7 @@ def values(
 def explained_variance(moments: normalize.Moments) -> Array:
     """Return 1 - Var(target - value) / Var(target), f32 []; 1 is a perfect prediction, 0 as good as the mean.
 
-    `moments` [2] are those of targets and of advantages, which are target - value.
+    `moments` [2] are the moments of targets and of advantages; an advantage is target - value.
     """
     variance, unexplained = moments.var
     return jnp.where(variance > 0, 1 - unexplained / jnp.maximum(variance, 1e-8), 0)

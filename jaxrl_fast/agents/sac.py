@@ -1,7 +1,7 @@
 """SAC: soft actor-critic (Haarnoja et al. 2018) with a learned temperature, for continuous actions.
 
-The policy is a tanh-Gaussian. A gradient step moves the critics, then the policy towards actions that these value,
-then the temperature, then the target critics.
+The policy is a tanh-Gaussian. A gradient step moves the critics, then the policy towards actions of high value, then
+the temperature, then the target critics.
 
 Deviations from the second paper: the loss of the temperature is that of its logarithm, as in the authors' code; the
 entropies of the steps within an n-step return do not count; log standard deviations are clipped to LOG_STD.
@@ -91,7 +91,7 @@ def gradient_step(
     batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
     next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
-    found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
+    found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
     move = partial(policy_step, context, batch.obs, noise_policy, found)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
@@ -140,7 +140,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g (min_i Q_i(s', a') - alpha log pi(a'|s')), where a' is sampled from the policy at s' (Haarnoja
-    et al. 2018, "Algorithms and applications", eq. 5). Of distributions, see `critics.least`. With
+    et al. 2018, "Algorithms and applications", eq. 5). For distributions, see `critics.least`. With
     `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
     """
     config = context.config

@@ -2,8 +2,8 @@
 
 DDPG (Lillicrap et al. 2016) is TD3 with one critic, no delay and no noise on target actions (`agents.ddpg`).
 
-Deviations from the paper: none in what is computed. Actions are clipped to the bounds before they are stored, as in the
-authors' code.
+The computation does not deviate from the paper. As in the authors' code, actions are clipped to the bounds before they
+are stored.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def gradient_step(
     batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
     next_action, target_of = td_target(context, learner, batch, noise)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
-    found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
+    found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
     move = partial(policy_step, context, batch.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
     learner, loss = jax.lax.cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
@@ -92,7 +92,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g min_i Q_i(s', a'), with a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) of the target policy
-    (equations 14 and 15), or with `crossq` of the policy. Of distributions, see `critics.least`.
+    (equations 14 and 15), or with `crossq` of the policy. For distributions, see `critics.least`.
     """
     config = context.config
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
@@ -107,7 +107,7 @@ def td_target(
 
 
 def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) -> tuple[Learner, Array]:
-    """Move the policy towards actions that the first critic values; then move the targets. Also returns the loss."""
+    """Move the policy towards actions that the first critic rates highly, then the targets. Also returns the loss."""
     loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner, obs, weight))(learner.params.actor)
     loss, gradient = collectives.all_reduce_sum((loss, gradient), context.parallelism.grad_axis)
     learner = actor_critic.apply_gradient(context, learner, Params(gradient, ()))

@@ -1,1 +1,1 @@
-"""From words on a command line, in a preset or in Python to the settings of a run."""
+"""Convert a command line, a preset or Python keywords to the settings of a run."""

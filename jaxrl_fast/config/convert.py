@@ -1,4 +1,4 @@
-"""Convert what was written to values of the options' types, within their bounds; otherwise a one-line ValueError."""
+"""Convert written values to the options' types and check their bounds. Mistakes raise a one-line ValueError."""
 
 import re
 import types
@@ -43,9 +43,9 @@ def read_values(
     algo: str = "",
     program: str = PROGRAM,
 ) -> dict[str, Any]:
-    """Return the values of known options by name, over those `before`. The last setting of an option wins.
+    """Return the values of known options by name, over those in `before`. The last setting of an option wins.
 
-    Pairs of an option that takes key=value add up.
+    Repeated key=value options accumulate their pairs.
     """
     values = dict(before)
     for setting in (without_no(s, known) for s in settings):
@@ -68,7 +68,7 @@ def without_no(setting: Setting, known: Mapping[str, Option]) -> Setting:
 
 
 def convert(option: Option, setting: Setting) -> Any:
-    """Return the value of an option. Raises ValueError if it is none of its type, or out of its bounds."""
+    """Return the value of an option. Raise ValueError if its type is wrong, or if it is out of bounds."""
     kind, origin = option.kind, typing.get_origin(option.kind)
     if origin in (tuple, dict) and setting.on_command_line and not setting.values:
         raise ValueError(f"{setting.origin}: needs a value, or several")
@@ -92,7 +92,7 @@ def convert(option: Option, setting: Setting) -> Any:
 
 
 def _check_bounds(option: Option, setting: Setting, value: Any) -> None:
-    """Raise ValueError if a number is out of the option's bounds, or one that float32 cannot hold."""
+    """Raise ValueError if a number is out of the option's bounds, or does not fit into float32."""
     for number in value if isinstance(value, tuple) else (value,):
         shown = f"{number:g}" if isinstance(number, int | float) and abs(number) > 10**15 else number
         if isinstance(number, float) and number and not MIN_FLOAT <= abs(number) <= MAX_FLOAT:
@@ -107,7 +107,7 @@ def is_integer(option: Option) -> bool:
 
 
 def expected(option: Option) -> str:
-    """Return what an option takes, for messages."""
+    """Return a description of the values that an option takes, for messages."""
     return _expected(option.kind, option.words)
 
 
@@ -145,7 +145,7 @@ def _convert_one(option: Option, kind: Any, setting: Setting, value: Any) -> Any
 
 
 def _cast(kind: Any, value: Any) -> Any:
-    """Return the value as this type. Raises ValueError if it is not of it."""
+    """Return the value as this type. Raise ValueError if it does not fit."""
     text = str(value).strip()
     if kind is Any:
         return value

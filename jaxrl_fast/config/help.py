@@ -1,4 +1,4 @@
-"""Print --help: every option by group, with its meaning, what it takes, and its default. Standard library only."""
+"""Print --help: every option by group, with its values, meaning and default. Standard library only."""
 
 import dataclasses
 import shutil
@@ -44,9 +44,10 @@ def print_run_help(
     more: Sequence[Any] = (),
     without: Sequence[str] = (),
 ) -> None:
-    """Print the help of a command that trains. Defaults are those of the instances; `more` are shown first."""
+    """Print the help of a command that trains, with the defaults of the instances; `more` groups come first."""
     by_default = f"--config {DEFAULT['config']} --stop-when-solved"
-    intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. With no algorithm, preset or env: {by_default}."
+    default = f"Without an algorithm, --config or --env, the default is {by_default}."
+    intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. {default}"
     lines = [*_wrap(intro), "", *_wrap("--config takes a file or a preset; given options override it:")]
     families: dict[str, list[str]] = {}
     for name in shipped():
@@ -62,7 +63,7 @@ def print_run_help(
 
 
 def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) -> None:
-    """Print the usage of a command, what it does, and the options of dataclass instances with their defaults."""
+    """Print the usage and description of a command, and the options of dataclass instances with their defaults."""
     print(f"usage: {usage}\n")
     for line in description:
         print(line)
@@ -73,7 +74,8 @@ def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) ->
 def _print_group(group: Any, prefix: str, without: Sequence[str] = ()) -> None:
     kind = type(group)
     about = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else (kind.__doc__ or "").partition("\n")[0]
-    print("\n" + "\n".join(_wrap(f"{'agent' if prefix else kind.__name__.lower()}: {about}")))
+    title = "agent" if prefix else kind.__name__.removesuffix("Options").lower() or "options"
+    print("\n" + "\n".join(_wrap(f"{title}: {about}")))
     for name, option in options_of(kind).items():
         if name not in without:
             print("\n".join(_describe(option, prefix, getattr(group, name))))
@@ -98,7 +100,7 @@ def _describe(option: Option, prefix: str, default: Any) -> list[str]:
 
 
 def _takes(kind: Any, words: Sequence[str] = ()) -> str:
-    """Return what an option takes: N, {tanh|relu}, N ..."""
+    """Return the placeholder of an option's value: N, {tanh|relu}, N ..."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (dict, tuple):
         return "KEY=VALUE ..." if origin is dict else f"{_takes(arguments[0])} ..."

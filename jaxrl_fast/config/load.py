@@ -15,7 +15,7 @@ from jaxrl_fast.utils.importing import describe
 
 
 def from_command_line(argv: Sequence[str]) -> Settings:
-    """Return settings from a command line. Prints the help and exits if it is asked for."""
+    """Return settings from a command line. Print the help and exit if `--help` is given."""
     algo, written = split(argv)
     settings = _load(algo, [s for s in written if s.name != "help"])
     if any(s.name == "help" for s in written):
@@ -27,7 +27,7 @@ def from_command_line(argv: Sequence[str]) -> Settings:
 def from_keywords(
     preset: str | None = None, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> Settings:
-    """Return settings from Python: the options' names as keywords, the algorithm's own in `agent`."""
+    """Return settings from Python: options as keywords, and the algorithm's options in `agent`."""
     given = ({} if preset is None else {"config": preset}) | options | ({"agent": agent} if agent else {})
     if not given.get("resume", True):  # the default
         del given["resume"]
@@ -43,7 +43,7 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
 
 
 def _load(algo: str, written: list[Setting]) -> Settings:
-    """Return the settings of a new run, or with --resume those of an existing one."""
+    """Return the settings of a new run, or with --resume the settings of an existing run."""
     resume = next((s for s in reversed(written) if s.name == "resume"), None)
     if resume is not None:
         folder = path_of(directory_of(resume, "a run directory"), "--resume")

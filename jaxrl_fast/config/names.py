@@ -1,4 +1,4 @@
-"""Names of options: what other libraries call them, and what a misspelled one may have meant."""
+"""Suggest names for unknown options: corrections of typing mistakes, and translations from other libraries."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -54,10 +54,10 @@ def positive(name: str) -> str:
 
 
 def refuse_unknown(setting: Setting, known: Iterable[str], algo: str = "", program: str = PROGRAM) -> NoReturn:
-    """Raise ValueError: no option has this name."""
+    """Raise ValueError for a name that no option has, with a hint."""
     if setting.name == "algo" and setting.on_command_line:
         example = " ".join([program, *map(str, setting.values[:1] or ["ppo"])])
-        raise ValueError(f"{setting.origin}: the algorithm is the first word; use {example}")
+        raise ValueError(f"{setting.origin}: the algorithm is the first argument; use {example}")
     name = positive(setting.name.removeprefix("no_"))
     by_last = {known_name.removeprefix("agent."): known_name for known_name in (*known, "config")}
     last = name.removeprefix("agent.")
@@ -70,5 +70,5 @@ def refuse_unknown(setting: Setting, known: Iterable[str], algo: str = "", progr
     elsewhere = f"; {join_names(having)} {has} it" if having and is_of_agent and last not in by_last else ""
     hint = elsewhere or near(0.9) or alias or near(0.6)
     ending = f"; {program} --help lists all" if setting.on_command_line else ""
-    whose = f"{algo} has no such option" if is_of_agent else "there is no such option"
-    raise ValueError(f"{setting.origin}: {whose}{hint or ending}")
+    problem = f"{algo} has no such option" if is_of_agent else "unknown option"
+    raise ValueError(f"{setting.origin}: {problem}{hint or ending}")

@@ -22,18 +22,18 @@ from jaxrl_fast.utils.option import (
 
 LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one as another
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
-STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # of an environment: how it is stepped, not what it does
+STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # environment options that do not change its steps
 
-# Options of one start, and not of the run
+# Options of one process of a run, not of the run itself
 NOT_SAVED = ("run_dir", "name", "resume", "dry_run", "replay_dir", "on_damaged_replay")
 
-# How a run is watched, stored and executed: not what it computes.
+# Options for watching, storing and executing a run, which do not change its results.
 system = partial(option, resumable=True, sweepable=False)
 evaluation = partial(option, resumable="inexact")  # an evaluation resets host environments where a resume is exact
 
 
 def same_env(old: Any, new: Any) -> bool:
-    """Return whether two environment ids mean the same, with or without a backend. An object is never compared."""
+    """Return whether two ids mean the same environment, with or without a backend. Objects always count as the same."""
     if not isinstance(new, str):
         return True
     (backend, name), (other_backend, other) = (env.rpartition("/")[::2] for env in (str(old), new))
@@ -53,29 +53,35 @@ def written_env(env: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and for how long."""
+    """Environment, length and seeds of a run."""
 
     env: Any = option(
         "CartPole-v1",
         "Environment: an id such as gymnax/CartPole-v1, or package.module:Class for a custom one.",
         equal=same_env,
     )
-    env_options: dict[str, Any] = option({}, "Parameters of the environment.", equal=same_episodes)
+    env_options: dict[str, Any] = option(
+        {},
+        "Parameters or constructor arguments of the environment, such as max_steps_in_episode=200.",
+        equal=same_episodes,
+    )
     protocol: Literal["", "dqn2015", "machado2018"] = option(
-        "", "Atari's evaluation protocol: dqn2015 (the default there; life loss) or machado2018 (sticky actions)."
+        "",
+        "Protocol for Atari: dqn2015 (its default: a lost life ends an episode, rewards are clipped) or machado2018 "
+        "(sticky actions).",
     )
     time_limit_terminates: bool = option(
-        False, "Treat the time limit as the end of the task: do not bootstrap from the state where it cuts an episode."
+        False, "Treat time limits as terminations: do not bootstrap from the last state of a truncated episode."
     )
     quarantine: bool | None = option(
         None,
-        "Reset an environment whose observation or reward is not finite, and do not learn from that step. Default: for "
-        "MuJoCo and dm_control only.",
+        "Reset an environment whose observation or reward is not finite, and do not learn from that step. none: only "
+        "for MuJoCo and dm_control.",
     )
     hide: tuple[str, ...] = option(
         (),
-        "Parts of the observation that the agent does not see, so that it needs memory: entries of a vector (1,3), or "
-        "names of parts (velocity).",
+        "Parts of the observation to hide from the agent, which makes the task partially observable: indices of a "
+        "vector (1,3) or names of parts (velocity).",
         sweepable=False,
         equal=lambda old, new: {*old} == {*new},
     )
@@ -84,93 +90,108 @@ class Task:
     )
     num_envs: int = option(
         4,
-        "Number of parallel environments. auto picks the best throughput on this machine. Larger values usually need "
-        "retuned hyperparameters.",
+        "Number of parallel environments. auto: the number with the best throughput on this machine. Larger values "
+        "usually need retuned hyperparameters.",
         bounds=SIZE,
         words=("auto",),
     )
     total_steps: int = option(
-        500_000, "Environment steps in all, rounded up to whole updates.", bounds=COUNT, resumable=True
+        500_000,
+        "Environment steps of each seed, summed over its environments; rounded up to whole updates.",
+        bounds=COUNT,
+        resumable=True,
     )
     seed: int = option(0, "Random seed; with --num-seeds K, seeds seed..seed+K-1.", bounds=Bounds(0, LAST_SEED))
-    num_seeds: int = option(1, "Independent trainings in one program.", bounds=SIZE, sweepable=False)
+    num_seeds: int = option(1, "Number of seeds to train in one compiled program.", bounds=SIZE, sweepable=False)
     players: Literal["", "shared", "independent", "self-play"] = option(
         "",
-        "How the players of a game learn: shared (the default; one policy, which sees the player's number), "
-        "independent (a policy for each) or self-play (one policy for two players, against its earlier versions).",
+        "Policies of an environment with several players: shared (one policy, which observes the player's number), "
+        "independent (one policy per player) or self-play (one policy for two players, against its earlier versions). "
+        "Default with players: shared.",
     )
     opponent_pool: int = option(
         8,
-        "Earlier policies that self-play keeps as opponents.",
+        "Number of earlier policies that self-play keeps as opponents.",
         bounds=Bounds(1, 2**10),
         needs=("players", "self-play"),
     )
-    devices: int | Literal["auto"] = option("auto", "Devices that the environments are split over.", bounds=SIZE)
+    devices: int | Literal["auto"] = option(
+        "auto",
+        "Number of devices that the environments are split over. auto: all of them, or as many as have enough work.",
+        bounds=SIZE,
+    )
     async_pools: int = option(
         0,
-        "Number of asynchronous environment pools per device (host environments only); 0 is synchronous.",
+        "Number of asynchronous environment pools per device (host environments only); 0: synchronous.",
         bounds=Bounds(0, 64),
     )
     overlap: bool = option(
-        False, "Collect the next rollout during the update (needs --async-pools); the policy lags one update."
+        False, "Collect the next rollout during the update (needs --async-pools); the acting policy is one update old."
     )
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and how the greedy policy is evaluated."""
+    """Evaluation of the greedy policy."""
 
     eval_every: int = evaluation(0, "Environment steps between evaluations; 0: only at the end.", bounds=NON_NEGATIVE)
     eval_episodes: int = evaluation(128, "Episodes per evaluation.", bounds=Bounds(1, 10**6))
     eval_envs: int = evaluation(
-        128, "Number of evaluation environments; if left at 128, at most num_envs for host environments.", bounds=SIZE
+        128, "Number of evaluation environments; the default is reduced to num_envs for host environments.", bounds=SIZE
     )
     solved_threshold: float | None = option(
-        None, "Mean return of at least the last 100 training episodes that counts as solved.", resumable=True
+        None,
+        "Mean return over at least the last 100 training episodes from which the task counts as solved. none: never.",
+        resumable=True,
     )
     stop_when_solved: bool = option(False, "End the run once it is solved.", resumable=True)
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go."""
+    """Names, logs and terminal output."""
 
     run_dir: str = system("", "Run directory, new or empty. Default: runs/NAME.")
     name: str = system("", "Name of the run. Default: algorithm, environment, seed and time.")
     log_every: int = system(
-        0, "Environment steps between records in metrics.jsonl; 0: about 500 records in all.", bounds=NON_NEGATIVE
+        0, "Environment steps between records in metrics.jsonl; 0: about 500 records per run.", bounds=NON_NEGATIVE
     )
     console_every: Seconds = system(
-        Seconds(1.0), "Time between lines on the terminal; at least 1% of the time so far.", bounds=NON_NEGATIVE
+        Seconds(1.0),
+        "Seconds (or 30s, 5min) between progress lines on the terminal; at least 1% of the elapsed time.",
+        bounds=NON_NEGATIVE,
     )
-    log_level: Literal["info", "quiet"] = system("info", "quiet: print warnings and errors only.")
+    log_level: Literal["info", "quiet"] = system("info", "What to print; quiet: only warnings and errors.")
     tensorboard: bool = system(True, "Write TensorBoard events into the run directory.")
     wandb: bool = system(False, "Log to Weights & Biases.")
     trackio: bool = system(False, "Log to trackio.")
     project: str = system("jaxrl_fast", "Project name for wandb and trackio.")
-    dry_run: bool = system(False, "Check and compile everything and print what it needs; train and write nothing.")
+    dry_run: bool = system(
+        False, "Check the options, compile, and print the memory and disk space needed; train and write nothing."
+    )
 
 
 @dataclass(frozen=True)
 class System:
-    """How this machine is used; results do not depend on it."""
+    """Use of this machine, on which results do not depend."""
 
     host_bridge: Literal["auto", "ffi", "callback"] = system(
-        "auto", "How compiled programs call host environments: envpool's XLA calls (ffi) or Python (callback)."
+        "auto", "How compiled programs call host environments: C (ffi) or Python (callback). auto: ffi where it works."
     )
     env_workers: int | Literal["auto"] = system(
         "auto",
-        "Processes that step each pool of Python environments; 0: the training's own. auto: as many as pay off.",
+        "Worker processes for each pool of Python environments; 0: step them in the training process. auto: "
+        "chosen by the measured time of a step.",
         bounds=Bounds(0, 1024),
     )
     env_timeout: Seconds = system(
         Seconds(300.0),
-        "Time after which a worker process that does not answer counts as stuck; 0: never.",
+        "Seconds (or 5min, 2h) to wait for a step of a worker process before the run fails; 0: no limit.",
         bounds=NON_NEGATIVE,
     )
     gpu_memory: float | None = system(
         None,
-        "Share of a GPU's memory that JAX reserves at the start. none: XLA_PYTHON_CLIENT_MEM_FRACTION, or 0.75.",
+        "Fraction of GPU memory that JAX reserves at the start. none: XLA_PYTHON_CLIENT_MEM_FRACTION, or 0.75.",
         bounds=Bounds(0, 1, exclusive_min=True),
     )
     compile_cache: bool = system(True, "Cache compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR).")
@@ -178,50 +199,54 @@ class System:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When the run is saved, and what it resumes from."""
+    """Saving and resuming."""
 
     resume: str = system(
         "", "Run directory to resume. Only total_steps, evaluation, thread and logging options may change."
     )
     save_every: Period = system(
         Period("5min"),
-        "Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and on a stop.",
+        "Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only when the run ends or is stopped.",
         resumable="inexact",
     )
-    keep_checkpoints: int = system(2, "Newest checkpoints to keep, besides the best one.", bounds=SIZE)
+    keep_checkpoints: int = system(2, "Number of newest checkpoints to keep, in addition to the best one.", bounds=SIZE)
     keep_replay: bool = system(
         True,
-        "Keep the files of a replay in host or disk storage when the run is done; without them, it cannot be extended.",
+        "Keep the replay files (host or disk storage) of a finished run; without them, the run cannot be extended.",
     )
     replay_dir: str = system(
         "",
-        "Folder, new or empty, for the files of the replay. Default: in the run directory. On a resume: where they are "
-        "now.",
+        "Folder, new or empty, for the replay files. Default: in the run directory. When resuming: the folder to which "
+        "they were moved.",
     )
     on_damaged_replay: Literal["stop", "drop"] = system(
         "stop",
-        "If files of the replay are damaged or missing on a resume. stop: load an older checkpoint, or refuse. drop: "
-        "load the newest one, and never draw the transitions that are lost.",
+        "What to do if replay files are damaged or missing when resuming. stop: load an older checkpoint, or fail. "
+        "drop: load the newest checkpoint and do not sample lost transitions.",
     )
     exact_resume: bool = system(
         False, "Reset host environments at every checkpoint so that resuming is bit-exact.", resumable="inexact"
     )
     on_nonfinite: Literal["stop", "continue"] = system(
-        "stop", "When the numbers of a seed are no longer finite; continue: train the other seeds on."
+        "stop",
+        "What to do if a seed's losses or parameters become NaN or infinite. stop: end the run. continue: train the "
+        "other seeds.",
     )
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How the runs of a sweep are executed."""
+    """Execution of the runs of a sweep."""
 
     scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = option(
         "none", "Scale with num_envs: the learning rate (linearly or by the square root) or the number of minibatches."
     )
-    workers: int = option(1, "Worker processes on this machine.", bounds=SIZE)
-    launcher: Literal["local", "slurm"] = option("local", "slurm: submit a job array and return.")
+    workers: int = option(1, "Number of processes on this machine that train the programs of the sweep.", bounds=SIZE)
+    launcher: Literal["local", "slurm"] = option(
+        "local", "local: train on this machine. slurm: submit a job array and exit."
+    )
     slurm_options: dict[str, Any] = option(
-        {}, "submitit's parameters of each job: timeout_min=600 gpus_per_node=1 slurm_partition=gpu."
+        {}, "submitit parameters of each job, such as timeout_min=600 gpus_per_node=1 slurm_partition=gpu."
     )
     sweep_dir: str = option("", "Sweep directory. Default: sweeps/NAME.")
     retry: bool = option(False, "When resuming, also retry failed runs.")

@@ -10,7 +10,7 @@ SWEEP_FILE, SWEEP_TABLE, SWEEP_REPORT = "sweep.yaml", "results.csv", "report.md"
 
 
 def check_format(found: object, origin: object) -> None:
-    """Raise ValueError for a file that another version wrote in a format which cannot be read."""
+    """Raise ValueError for a file in a format of another version that this one cannot read."""
     if found != FORMAT:
         is_newer = isinstance(found, int) and found > FORMAT
         age, remedy = ("a newer", "update jaxrl_fast") if is_newer else ("an older", "train it again")

@@ -1,4 +1,4 @@
-"""Members of a population: trainings that differ in seeds and real numbers only, so that one program runs them all.
+"""Define members of a population: trainings that differ only in seeds and real numbers, so one program runs them all.
 
 Standard library only, so that a sweep is laid out before jax is imported.
 """
@@ -19,7 +19,7 @@ class Member(NamedTuple):
 
     @property
     def label(self) -> dict[str, Any]:
-        """What identifies it in records, where "learning_rate" is its present value and so this is "agent."."""
+        """Return the seed and the values, named "agent.x" since "learning_rate" in records is the current rate."""
         return {"seed": self.seed} | {f"agent.{name}": value for name, value in self.values.items()}
 
 
@@ -40,7 +40,7 @@ def in_line(seed: int, num_seeds: int) -> tuple[Member, ...]:
 
 
 def member_of(record: Mapping[str, Any]) -> Label:
-    """Return the member that a line of metrics.jsonl is of."""
+    """Return the member that a line of metrics.jsonl describes."""
     return tuple((name, value) for name, value in record.items() if name == "seed" or name.startswith("agent."))
 
 

@@ -41,7 +41,7 @@ def read_preset(name: str, given: Collection[str] = ()) -> list[Setting]:
     if not path.is_file():
         is_name = len(Path(name).parts) == 1 and not path.is_dir()
         hint = nearest(name, presets) or f"; shipped are {join_names(presets)}" if is_name else ""
-        raise ValueError(f"--config: there is no preset or file {name!r}{hint}")
+        raise ValueError(f"--config: must be a preset or a file, got {name!r}{hint}")
     return _of_preset(_load(path), path, given)
 
 
@@ -71,7 +71,7 @@ def _read_stdin() -> str:
 
 
 def _check_preset(meta: Mapping[str, Any], path: Path | str, names_env: bool) -> None:
-    """Raise ValueError for the config.yaml of a run that its options alone do not describe."""
+    """Raise ValueError for the config.yaml of a run that its options do not describe completely."""
     if "members" in meta:
         names = join_names(dict.fromkeys(name for label in meta["members"] for name in label))
         raise ValueError(
@@ -86,7 +86,7 @@ def _check_preset(meta: Mapping[str, Any], path: Path | str, names_env: bool) ->
 
 
 def read_run(path: Path, origin: object) -> tuple[list[Setting], dict[str, Any]]:
-    """Return the settings in the config.yaml of a run, and what it says of how the run was made."""
+    """Return the settings in the config.yaml of a run, and its `meta` entry: versions, members, an id."""
     content = _load(path)
     if not content:
         raise ValueError(f"{path}: the file is empty; restore it")
@@ -96,7 +96,7 @@ def read_run(path: Path, origin: object) -> tuple[list[Setting], dict[str, Any]]
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Return what the config.yaml of a run says of how it was made: versions, members, an id."""
+    """Return the `meta` entry in the config.yaml of a run: versions, members, an id."""
     return _meta(_load(path), path)
 
 
@@ -104,7 +104,7 @@ def _meta(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
     found = content.get("meta") or {}
     members = found.get("members", [{"seed": 0}]) if isinstance(found, Mapping) else None
     if not (isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)):
-        raise ValueError(f"{path}: `meta` is not what a run writes; restore the file")
+        raise ValueError(f"{path}: `meta` is damaged; restore the file")
     return dict(found)
 
 
@@ -119,7 +119,7 @@ def _settings(content: Mapping[str, Any], path: Path | str) -> list[Setting]:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
-    """Return a file of options by name. Raises ValueError if it is none."""
+    """Return the options in a file, by name. Raise ValueError if they cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
@@ -128,7 +128,7 @@ def _load(path: Path) -> Mapping[str, Any]:
 
 
 def _parse(text: str, path: Path | str) -> Mapping[str, Any]:
-    """Return options by name. Raises ValueError if the text holds none; `path` is its source."""
+    """Return options by name. Raise ValueError if the text cannot be parsed; `path` is its source."""
     import yaml
 
     try:
@@ -144,9 +144,9 @@ def _parse(text: str, path: Path | str) -> Mapping[str, Any]:
 
 
 def _loader() -> Any:
-    """Return YAML's safe loader with plain words: 010 is not 8, 1:30 not 90, 2026-11-24 no date.
+    """Return YAML's safe loader, but with words as text: 010 is not 8, 1:30 is not 90, 2026-11-24 is not a date.
 
-    Names that are given twice are errors, where YAML takes the last, and so are aliases.
+    Repeated names, of which YAML would take the last, are errors. Aliases are errors, too.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Read the settings of an existing run, and check what a resume may change."""
+"""Read the settings of an existing run, and check the changes that a resume asks for."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from jaxrl_fast.config.sources import Setting
 from jaxrl_fast.utils.option import Option
 from jaxrl_fast.utils.parsing import nearest, shown
 
-DECIDED_BY_ENV = ("protocol", "quarantine", "agent.clip_rewards")  # where they are empty in a sweep.yaml
-DECIDED_BY_MEMORY = ("agent.replay_storage", "agent.replay_compression")  # where they are "auto" there
+DECIDED_BY_ENV = ("protocol", "quarantine", "agent.clip_rewards")  # if empty in a sweep.yaml
+DECIDED_BY_MEMORY = ("agent.replay_storage", "agent.replay_compression")  # if "auto" there
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
-    """Return the settings of the run in this directory, with the options that were given where those may change."""
+    """Return the settings of the run in this directory with the given changes. Raise ValueError for a forbidden one."""
     origin = f"--resume {folder}"
     if (folder / SWEEP_FILE).is_file():
         raise ValueError(f"{origin}: is a sweep, not a run; use {SWEEP} --resume {quote(str(folder))}")
@@ -60,10 +60,10 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
 def check_unchanged(
     settings: Settings, before: Mapping[str, Any], folder: Path, checkpoint: Path, decided: bool = True
 ) -> None:
-    """Raise ValueError if options that decide results differ from those of the checkpoint: config.yaml was edited.
+    """Raise ValueError if options that affect results differ from the checkpoint's, because config.yaml was edited.
 
-    `before` is `to_mapping` of the settings with which the checkpoint was saved. `decided`: the settings hold what the
-    environment has decided, as config.yaml does; sweep.yaml holds what was asked for.
+    `before` is `to_mapping` of the settings with which the checkpoint was saved. `decided`: options that depend on the
+    environment have their final values, as in config.yaml. In sweep.yaml they may still be empty.
     """
     now = to_mapping(settings) | {"env": settings.options.env}
     options = {"algo": Option("algo", str)} | options_of_algorithm(settings.algo)
@@ -83,13 +83,13 @@ def check_unchanged(
 
 
 def of_run(folder: Path) -> Settings:
-    """Return the settings of the run in this directory, as it wrote them down."""
+    """Return the settings that the run in this directory has saved."""
     from_file, _ = read_run(file_of_run(folder, str(folder)), folder)
     return resolve(with_algorithm(Request("", "", from_file, [], resumed=True), str(folder / CONFIG)))
 
 
 def check_env(folder: Path, env: Any) -> None:
-    """Raise ValueError if a run was trained on an object, which its name may not make again as it was."""
+    """Raise ValueError if a run was trained on an object that may not be rebuilt from its name."""
     if isinstance(env, str) and read_meta(folder / CONFIG).get("env_is_an_object"):
         raise ValueError(
             f"{folder}: was trained on an environment instance that cannot be rebuilt from its name {env}; "
@@ -98,7 +98,7 @@ def check_env(folder: Path, env: Any) -> None:
 
 
 def file_of_run(folder: Path, origin: str) -> Path:
-    """Return the file to which the run in this directory wrote its settings."""
+    """Return the path of the settings of the run in this directory. Raise ValueError if there is no run."""
     path = folder / CONFIG
     if (folder / SWEEP_FILE).is_file():
         runs = sorted(str(below.parent) for below in folder.glob(f"*/{CONFIG}"))

@@ -91,7 +91,7 @@ def with_algorithm(asked: Request, source: str) -> Request:
     """Return a request with the algorithm that it or its preset names. `source` is the preset in messages."""
     named = next((convert(ALGO, s) for s in asked.from_preset if s.name == "algo"), "")
     if asked.algo and named and asked.algo != named:
-        raise ValueError(f"{source}: is of algorithm {named}, got {asked.algo}; leave {asked.algo} out")
+        raise ValueError(f"{source}: uses algorithm {named}, got {asked.algo}; leave {asked.algo} out")
     algo = asked.algo or named or "ppo"
     if algo.endswith(".py") or not agents.exists(algo):
         hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
@@ -148,7 +148,7 @@ def resolve(asked: Request) -> Settings:
 
 
 def check_unused(asked: Request, agents: Sequence[Any]) -> None:
-    """Raise ValueError for an option that has no effect because all these agents lack the value that it needs.
+    """Raise ValueError for an option that has no effect because no agent has the value that it needs.
 
     An option of a preset passes if the preset also sets the needed option, which other settings may have turned off.
     """
@@ -184,7 +184,7 @@ def directory_of(setting: Setting, expected: str) -> str:
 
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
-    """Return plain values for YAML, which `read_preset` reads back, without those of one start (NOT_SAVED)."""
+    """Return plain values for YAML, which `read_preset` reads back, without the options in NOT_SAVED."""
     options = {f: getattr(settings.options, f) for f in OF_RUN if f not in NOT_SAVED}
     options["env"] = written_env(options["env"])
     agent = {name: as_lists(value) for name, value in dataclasses.asdict(settings.agent).items()}

@@ -1,4 +1,4 @@
-"""Options as they are written on a command line, in a preset or as keywords: names with values not yet converted."""
+"""Read the names and unconverted values of options from a command line, a preset or keywords."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ ALIASES = {
 
 
 class Setting(NamedTuple):
-    """One option as it was written."""
+    """The name and the unconverted values of one option."""
 
     name: str  # "num_envs", "agent.learning_rate"
     values: list[Any]
@@ -105,7 +105,7 @@ def _with_class_of_network(agent: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_line(text: Any) -> None:
-    """Raise ValueError for text that neither a one-line message nor a path can hold."""
+    """Raise ValueError for text with characters that do not fit into a one-line message or a path."""
     if isinstance(text, str) and (len(text.splitlines()) > 1 or "\0" in text):
         what = "a null character" if "\0" in text else "a line break"
         raise ValueError(f"{text[:100]!r} has {what} in it; remove it")

@@ -39,10 +39,10 @@ def make(
             in the current directory), "my_package:MyEnv-v0" (an id that this package registers with gymnasium), an
             object, or a factory.
         num_envs: N.
-        host_config: seed, pools and bridge of host environments; of device environments, what all have: quarantine,
-            hidden parts of the observation, and the previous action and reward in it.
-        **options: parameters of the environment (`max_steps_in_episode=200`) or arguments of its constructor. Where it
-            does not have them: `frame_skip`, and `gray`, `resize` and `frame_stack` of an image.
+        host_config: seed, pools and bridge of host environments. Device environments use only `quarantine`, hidden
+            parts of the observation, and the previous action and reward in it.
+        **options: parameters of the environment (`max_steps_in_episode=200`) or arguments of its constructor. If it
+            does not define them itself, also `frame_skip`, and `gray`, `resize` and `frame_stack` for images.
     """
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs: must be a whole number of at least 1, got {num_envs!r}")
@@ -69,7 +69,7 @@ def make(
         from jaxrl_fast.envs import quarantine  # imports jax
 
         if env.spec.players:
-            raise ValueError(f"--quarantine: {env.spec.id} has players, which end together; leave it out")
+            raise ValueError(f"--quarantine: not supported with several players, got {env.spec.id}; leave it out")
         env = quarantine.guard(env)
     if frames:
         from jaxrl_fast.envs import image
@@ -87,9 +87,9 @@ def make(
 
 
 def is_physics(env_id: Any) -> bool:
-    """Return whether an id names a simulation of physics, whose numbers may become infinite or NaN.
+    """Return whether an id names a physics simulation, whose numbers may become infinite or NaN.
 
-    A backend tells it by a function `is_physics(name) -> bool`. The answer for a custom environment is False.
+    Backends may define a function `is_physics(name) -> bool`. Custom environments return False.
     """
     if not isinstance(env_id, str) or not _is_registered_name(env_id):
         return False
@@ -105,7 +105,7 @@ def _is_registered_name(env_id: str) -> bool:
 
 
 def _split(env_id: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the environment's options, and the options of its images that it does not have itself."""
+    """Return the environment's options, and the image options that it does not define itself."""
     frames = {name for name in construct.FRAME_OPTIONS if name in options}
     if not frames:
         return options, {}
@@ -122,7 +122,7 @@ def _split(env_id: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 def _adapt(
     given: Any, num_envs: int, options: dict[str, Any], changes: dict[str, Any], config: "types.HostEnvConfig"
 ) -> tuple[str, "types.Env"]:
-    """Return the backend and N environments for an object, or for the name of one. Its interface decides.
+    """Return the backend, chosen by the object's interface, and N environments for an object or its name.
 
     Environments of gymnasium also take `changes` of their frames.
     """
@@ -225,7 +225,7 @@ def _minatar_hint(backend: str, name: str) -> str:
 
 
 def is_installed(backend: str) -> bool:
-    """Return whether a backend's package is installed, without an import of it."""
+    """Return whether a backend's package is installed, without importing it."""
     return importlib.util.find_spec(PACKAGES.get(backend, backend)) is not None
 
 

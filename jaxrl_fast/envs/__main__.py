@@ -9,18 +9,18 @@ from typing import Any
 
 from jaxrl_fast import cli, envs
 from jaxrl_fast.utils import devices, formatting
+from jaxrl_fast.utils.option import option
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
-MAX_DESCRIBED_OF_SUITE = 3  # the same of a suite, where making one takes seconds
+MAX_DESCRIBED_OF_SUITE = 3  # the same for a suite, where making one environment takes seconds
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """How the environments are listed."""
 
-    describe: bool = False
-    """Show the observation and action of each environment, even of many."""
+    describe: bool = option(False, "Show the observation and action of each environment, however many there are.")
 
 
 USAGE = cli.CommandSpec(
@@ -28,8 +28,8 @@ USAGE = cli.CommandSpec(
     "[PATTERN]",
     Options,
     "List the environments that can be trained, with their observations and actions. PATTERN is a part of the "
-    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED}, only names are listed. A suite is searched "
-    "if PATTERN begins with its name: brax/.",
+    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED} matches, only names are listed. To list a "
+    "suite, begin PATTERN with its name: brax/.",
     min_args=0,
 )
 
@@ -67,7 +67,7 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
 
 
 def suites() -> Iterator[str]:
-    """Yield a line about the suites that are installed, and one about the others."""
+    """Yield a line that names the installed suites, and one that names the others."""
     installed = [suite for suite in envs.SUITES if envs.is_installed(suite)]
     if installed:
         yield f"suites: {', '.join(installed)}; {USAGE.program} {installed[0]}/ lists one"
@@ -87,7 +87,7 @@ def act(ready: tuple[dict[str, list[str]], Options]) -> None:
 
 
 def matches(env_id: str, pattern: str) -> bool:
-    """Return whether a pattern is a part of the id, or with * or ? matches all of it, ignoring case."""
+    """Return whether a pattern is a part of the id, or with * or ? matches the whole id, ignoring case."""
     pattern, names = pattern.lower(), (env_id.lower(), env_id.lower().partition("/")[2])
     if any(sign in pattern for sign in "*?["):
         return any(fnmatchcase(name, pattern) for name in names)

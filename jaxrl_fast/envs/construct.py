@@ -31,7 +31,7 @@ def arguments(source: Any) -> dict[str, Any]:
 
 
 def call(env_id: str, construct: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return what a class or a factory makes of these arguments. Raise a ValueError of one line if it fails."""
+    """Return the object that a class or a factory makes from arguments. Raise a one-line ValueError if it fails."""
     try:
         return construct(**given)
     except Exception as error:  # of any kind

@@ -39,11 +39,11 @@ class State(NamedTuple):
 
 
 class Drawn:
-    """An environment with gymnax's interface, some parameters of which are drawn at each reset."""
+    """An environment with gymnax's interface that draws some of its parameters at each reset."""
 
     def __init__(self, env: Any, ranges: Mapping[str, Range]) -> None:
         self.wrapped, self.ranges = env, dict(ranges)
-        if hasattr(env, "action_mask"):  # only then has this object the method, which `gymnax.single` looks for
+        if hasattr(env, "action_mask"):  # the method exists only with masks, because `gymnax.single` looks for it
             self.action_mask = self._action_mask
 
     def reset_env(self, key: Key, params: Any) -> tuple[PyTree, State]:
@@ -76,7 +76,7 @@ class Drawn:
 
     @property
     def info(self) -> str:
-        """A line for the user."""
+        """Return a line for the user."""
         parts = ", ".join(f"{name} from {of}" for name, of in self.ranges.items())
         return f"drawn at each reset: {parts}"
 
@@ -96,7 +96,7 @@ def replace(params: Any, values: Mapping[str, Any]) -> Any:
 
 
 def ranges(env_id: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the options that are ranges of parameters, such as "8..12". Raise ValueError for one that cannot be."""
+    """Return the options that are ranges of parameters, such as "8..12". Raise ValueError for an invalid range."""
     found = {}
     for name, value in options.items():
         ends = as_range(value)

@@ -21,7 +21,7 @@ def take(env_id: str, options: Mapping[str, Any], own: Collection[str]) -> tuple
 
 
 def check(env_id: str, has_action_mask: bool, num_steps: int) -> None:
-    """Raise ValueError if an action might be repeated after the environment's mask has come to forbid it."""
+    """Raise ValueError for an environment with a mask, which may forbid an action while it is repeated."""
     if num_steps > 1 and has_action_mask:
         problem = f"the action masks of {env_id} may forbid an action before it is repeated"
         raise ValueError(f"{NAME}: {problem}, got {num_steps}; use 1")
@@ -31,7 +31,7 @@ class State(NamedTuple):
     """The state of one environment."""
 
     env: PyTree
-    truncated: jax.Array  # [] or [P] bool: truncated in one of the steps of the last action, perhaps not in its last step
+    truncated: jax.Array  # [] or [P] bool: truncated in any step of the last action
 
 
 class FrameSkip:

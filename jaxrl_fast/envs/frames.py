@@ -19,7 +19,7 @@ def change(gray: bool, size: tuple[int, int] | None, obs: Any, numpy: Any = np) 
 
     Args:
         gray: Whether three channels become one.
-        size: Height and width, by linear interpolation with antialiasing; None: as they are.
+        size: Height and width, by linear interpolation with antialiasing; None: unchanged.
         obs: Frames.
         numpy: The module of the arrays, numpy or jax.numpy.
     """
@@ -41,8 +41,8 @@ def change(gray: bool, size: tuple[int, int] | None, obs: Any, numpy: Any = np) 
 def weights(length: int, new_length: int) -> np.ndarray:
     """Return the weights of old pixels in new ones on one axis, whole numbers f32 [new_length, length].
 
-    They are those of `jax.image.resize` with method "linear" and antialiasing, rounded: a triangle around the center of
-    the new pixel, as wide as two pixels, new or old ones, whichever are wider. The sum of a row is ONE.
+    They are the weights of `jax.image.resize` with method "linear" and antialiasing, rounded: a triangle around the
+    center of the new pixel. Its width is two new or two old pixels, whichever is larger. Each row sums to ONE.
     """
     scale = length / new_length
     centers = (np.arange(new_length) + 0.5) * scale - 0.5

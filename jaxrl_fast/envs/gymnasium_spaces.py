@@ -1,4 +1,4 @@
-"""Convert gymnasium's spaces, and the observations in them, to what agents see. For backends that depend on gymnasium.
+"""Convert gymnasium's spaces and observations to the form that agents see. For backends that depend on gymnasium.
 
 Agents see images as uint8 [H, W, C], small counts as one-hot vectors, and other observations as float32.
 """
@@ -57,7 +57,7 @@ def check_observation(env_id: str, space: Any) -> None:
 
 
 def limits(space: Any) -> tuple[Any, Any, bool]:
-    """Return the inclusive bounds of a part of an observation, None without any; and whether it is an index."""
+    """Return the inclusive bounds of a part of an observation (None without bounds), and whether it is an index."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1, True
     if isinstance(space, gymnasium.spaces.MultiDiscrete):

@@ -1,4 +1,4 @@
-"""Hide parts of the observation: the option `--hide`, which makes tasks that need memory of ordinary ones.
+"""Hide parts of the observation: the option `--hide`, which makes ordinary tasks partially observable.
 
 A part is named by its path: "velocity" in a dictionary, "1" in a tuple or a vector, "arm/velocity" or "velocity/1"
 within a part. Hidden parts leave the observation, whose shape shrinks. Rewards and scores stay those of the task.
@@ -20,7 +20,7 @@ HIDDEN = object()  # takes the place of a part while a tree is built
 
 
 class Visible(NamedTuple):
-    """What is seen of an observation: for each part, the entries that stay, and None where all of them do."""
+    """The visible part of an observation: for each part, the entries that stay, or None if all stay."""
 
     whole: PyTree  # shapes and dtypes of one observation
     entries: tuple[np.ndarray | None, ...]
@@ -52,7 +52,7 @@ def hide(env: Env, names: Sequence[str], keep_whole: bool = False) -> Env:
 
 
 def find(env: Env, names: Sequence[str]) -> Visible:
-    """Return what is seen without the named parts. Raise ValueError if a name does not fit."""
+    """Return the visible part of observations without the named parts. Raise ValueError if a name does not fit."""
     spec = env.spec
     paths, shapes = _paths(spec.obs)
     own = shapes if env.own_obs is None else jax.tree.leaves(env.own_obs)
@@ -71,7 +71,7 @@ def find(env: Env, names: Sequence[str]) -> Visible:
 
 
 def of_spec(visible: Visible, whole: PyTree) -> PyTree:
-    """Return shapes and dtypes of a visible observation, from those of a whole one."""
+    """Return shapes and dtypes of a visible observation, from the spec of a whole one."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), whole)
     shapes = jax.eval_shape(lambda obs: select(visible, obs), one)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), shapes)
@@ -91,7 +91,7 @@ def select(visible: Visible, obs: PyTree) -> PyTree:
 
 
 def fill(visible: Visible, whole: PyTree, obs: PyTree) -> PyTree:
-    """Return observations [n, ...] like `whole`, with zeros where a visible one has nothing."""
+    """Return observations [n, ...] like `whole`, with zeros for hidden entries."""
     structure: Any = jax.tree.structure(whole)
     given = jax.tree.leaves(obs)
     num, rest, found = len(given[0]), iter(given), []

@@ -98,7 +98,7 @@ def save_pools(pools: Sequence[LazyPool]) -> dict[str, np.ndarray] | str:
 
 
 def load_pools(pools: Sequence[LazyPool], state: Mapping[str, np.ndarray]) -> None:
-    """Restore what `save_pools` has returned."""
+    """Restore the result of `save_pools`."""
     for i, pool in enumerate(pools):
         pool.set_state({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
@@ -117,7 +117,7 @@ def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
 
 
 def step(driver: Driver, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-    """Take a step in all N environments; those whose last step ended an episode reset."""
+    """Take a step in all N environments; an environment whose last step ended an episode resets."""
     spec, num_pools = driver.spec, len(driver.pools)
     spaces.check_action(spec.env._replace(num_envs=spec.env.num_envs * num_pools), action)
     if num_pools == 1:

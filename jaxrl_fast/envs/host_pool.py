@@ -61,7 +61,7 @@ class SavablePool(HostPool, Protocol):
         """Finish a pending step, whose row `recv` still returns, and return the state as arrays by name."""
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `get_state` has returned, also if a step was pending. No reset is needed."""
+        """Restore the result of `get_state`, even if a step was pending. No reset is needed."""
 
 
 class PoolSpec(NamedTuple):

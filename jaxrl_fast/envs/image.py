@@ -24,7 +24,7 @@ MAX_STACK, MAX_SIDE = 16, 1024
 
 @dataclasses.dataclass(frozen=True)
 class Frames:
-    """How frames are changed."""
+    """The changes of frames."""
 
     gray: bool = False
     resize: tuple[int, int] | None = None  # height and width
@@ -32,7 +32,7 @@ class Frames:
 
 
 def parse(env_id: str, options: Mapping[str, Any]) -> Frames:
-    """Return how frames are changed. Raise ValueError for a value that is not possible."""
+    """Return the changes of frames. Raise ValueError for an invalid value."""
     return Frames(
         gray=coerce(env_id, "gray", options.get("gray", False), False),
         resize=_size(env_id, options["resize"]) if "resize" in options else None,
@@ -55,7 +55,7 @@ def transform(env: Env, options: Mapping[str, Any]) -> Env:
 
 
 def check(env_id: str, options: Mapping[str, Any], obs: PyTree) -> Frames:
-    """Return how frames are changed. Raise ValueError if the observation, shapes and dtypes, is not one image."""
+    """Return the changes of frames. Raise ValueError if the observation is not one image."""
     frames, names = parse(env_id, options), ", ".join(options)
     if not (isinstance(obs, jax.ShapeDtypeStruct) and obs.dtype == jnp.uint8 and obs.ndim in (2, 3)):
         got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(obs))

@@ -1,7 +1,7 @@
 """Show an environment with P players as rows: each player of each game is a row, as if it were an environment.
 
 N games have P * N rows, in the order of players: row p * N + i is the view of player p in game i. The players of a
-game begin together. One whose episode ends before those of the others waits: its rows are `last` until the game ends.
+game begin together. A player whose episode ends early waits: its rows are `last` until the game ends.
 """
 
 from functools import partial

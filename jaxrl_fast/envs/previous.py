@@ -16,14 +16,14 @@ from jaxrl_fast.types import Array, Box, Discrete, Env, PyTree, Space, TimeStep,
 
 
 class Memory(NamedTuple):
-    """What is known of n environments between two steps."""
+    """The memory of n environments between two steps."""
 
     action: Array  # [n, A] f32 as agents observe it, of the step that is taken
     begins: Array  # [n] bool: this step begins an episode
 
 
 def observe(env: Env) -> Env:
-    """Return the environments with observations that tell the previous action and reward.
+    """Return the environments with the previous action and reward in their observations.
 
     A vector of float32 [D] becomes [D + A + 1]; any other observation becomes (observation, action [A], reward [1]).
     The action is a one-hot vector for each choice, or its numbers in [-1, 1]. The reward is that of the environment.
@@ -77,7 +77,7 @@ def _told(joined: bool, timestep: TimeStep, action: Array, reward: Array) -> Tim
 
 
 def _whole(env: Env, joined: bool, state: Any, obs: PyTree) -> PyTree:
-    """Return what a video draws: without action and reward, but with parts that are hidden."""
+    """Return the observation that a video draws: without action and reward, but with hidden parts."""
     own = obs[:, : env.spec.obs.shape[0]] if joined else obs[0]
     return env.whole_obs.read(state.env, own) if env.whole_obs else own
 

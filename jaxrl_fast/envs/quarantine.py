@@ -18,7 +18,7 @@ INFO = "an environment whose observation or reward is not finite is reset (--qua
 
 
 class Held(NamedTuple):
-    """What is known of n environments between two steps."""
+    """The memory of n environments between two steps."""
 
     obs: PyTree  # [n, ...] the last finite observation
     action_mask: PyTree  # [n, num_outputs] bool of that observation, or ()
@@ -42,7 +42,7 @@ def _end(state: PyTree, held: Held) -> PyTree:
 
 
 def _first(timestep: TimeStep) -> tuple[Held, TimeStep]:
-    """Return what is held after a reset. An episode that begins with numbers that are not finite is over at once."""
+    """Return the memory after a reset. An episode whose first numbers are not finite ends at once."""
     bad = ~_finite(timestep)
     obs = where(bad, jax.tree.map(jnp.zeros_like, timestep.obs), timestep.obs)
     timestep = timestep._replace(obs=obs, last=timestep.last | bad, failed=jnp.zeros_like(bad))
@@ -50,7 +50,7 @@ def _first(timestep: TimeStep) -> tuple[Held, TimeStep]:
 
 
 def _follow(on_device: bool, held: Held, after: TimeStep) -> tuple[Held, TimeStep]:
-    """Return what is held after a step of n environments, and their time step."""
+    """Return the memory after a step of n environments, and their time step."""
     bad = ~_finite(after)
     failed = bad | held.waiting & ~held.ended
     score = after.score

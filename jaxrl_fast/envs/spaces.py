@@ -46,7 +46,7 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
 def allowed(action: Discrete | MultiDiscrete, mask: jax.Array) -> jax.Array:
     """Return an environment's action mask as bool [n, num_outputs].
 
-    Where no action is allowed, as in many terminal states, all are: a distribution needs at least one.
+    If no action is allowed, as in many terminal states, all become allowed: a distribution needs at least one.
     """
     flat = mask.reshape(mask.shape[0], -1).astype(bool)
     nums = (action.num,) if isinstance(action, Discrete) else action.nums
@@ -70,12 +70,12 @@ def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
 
 
 def own_observation(raw: PyTree, obs: PyTree, encode: Callable[[PyTree], PyTree]) -> tuple[PyTree, Any]:
-    """Return what `Env.own_obs` and `Env.encode_obs` are.
+    """Return the values of `Env.own_obs` and `Env.encode_obs`.
 
     Args:
         raw: ShapeDtypeStruct of the observation that the environment itself returns.
         obs: The same as agents see it.
-        encode: From such raw observations, with a leading axis, to those of agents.
+        encode: The function from raw observations [n, ...] to the observations of agents.
     """
     structure, expected = jax.tree.structure(raw), jax.tree.leaves(obs)
     is_index = [_is_one_hot(x, y) for x, y in zip(jax.tree.leaves(raw), expected)]

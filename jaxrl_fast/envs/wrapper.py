@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.types import Array, Env, Key, PyTree, TimeStep
 
-Follow = Callable[[PyTree, TimeStep], tuple[PyTree, TimeStep]]  # (memory [n, ...], time step) to both afterwards
+Follow = Callable[[PyTree, TimeStep], tuple[PyTree, TimeStep]]  # (memory [n, ...], time step) to the next ones
 
 
 class State(NamedTuple):
@@ -20,7 +20,7 @@ class State(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a wrapper does."""
+    """The functions of a wrapper."""
 
     first: Callable[[TimeStep], tuple[PyTree, TimeStep]]  # time step of a reset to the memory and the time step
     follow: Follow

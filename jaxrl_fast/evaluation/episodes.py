@@ -14,16 +14,18 @@ EVALUATION = "evaluation.json"
 
 @dataclass(frozen=True)
 class Options:
-    """Which episodes are played."""
+    """Policy, environments and episodes of the evaluation."""
 
     episodes: int = option(
-        128, "Episodes per training seed, rounded up to a multiple of the environments.", bounds=Bounds(1, 10**6)
+        128,
+        "Episodes per training seed, rounded up to a multiple of the number of environments.",
+        bounds=Bounds(1, 10**6),
     )
     seed: int | None = option(
         None, "Training seed of the run to evaluate; none: all of them.", bounds=Bounds(0, MAX_INDEX)
     )
     member: dict[str, Any] = option(
-        {}, "In a part of a sweep, the member to evaluate: agent.gamma=0.9 agent.learning-rate=1e-3."
+        {}, "For a run of a sweep with several members: values that select one, such as agent.gamma=0.9."
     )
     play_seed: int = option(0, "Random seed of the episodes, unrelated to training.", bounds=Bounds(0, MAX_INDEX))
     which: Literal["best", "last"] = option(
@@ -32,12 +34,12 @@ class Options:
     explore: bool = option(False, "Act as in training instead of greedily.")
     against: str = option(
         "",
-        "In a game of two players: the run whose policies play against these, both ways round, or scripted for the "
-        "opponent that the environment provides.",
+        "Opponent in an environment with two players, played on both sides: the directory of another run, or scripted "
+        "(the environment's built-in opponent).",
     )
     env_options: dict[str, Any] = option({}, "Parameters of the environment that differ from those of training.")
     protocol: Literal["", "dqn2015", "machado2018"] = option(
-        "", "Atari's evaluation protocol, if it differs from that of training."
+        "", "Protocol for Atari, if it differs from that of training."
     )
 
 
@@ -127,7 +129,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
 
 
 def differences(trained: Any, options: Options) -> dict[str, Any]:
-    """Return the environment's options, and its protocol, that differ from those of the run's training."""
+    """Return the options of the environment, and the protocol, that differ from training."""
     asked = options.env_options | ({"protocol": options.protocol} if options.protocol else {})
     known = {name: as_lists(value) for name, value in trained.env_options.items()} | {"protocol": trained.protocol}
     plain = {name: as_lists(value) for name, value in asked.items()}

@@ -1,4 +1,4 @@
-"""Play the policies of a run against those of another one, or against the environment's scripted opponent."""
+"""Play the policies of a run against another run's policies, or against the environment's scripted opponent."""
 
 import json
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def open_opponent(saved: Any, options: Any) -> list[Any]:
 
     mine = saved.env.spec
     if options.explore:
-        raise ValueError("--explore: is not possible with --against, got both; leave it out")
+        raise ValueError("--explore: cannot be combined with --against, got both; leave it out")
     if len(mine.players) != 2:
         raise ValueError(f"--against: requires a game of 2 players, got {mine.id} with {len(mine.players) or 1}")
     if options.against == SCRIPTED:
@@ -73,8 +73,8 @@ def open_opponent(saved: Any, options: Any) -> list[Any]:
     settings, env = saved_run.open_env(folder, None, 1, options.play_seed)
     theirs = env.spec
     if (mine.id, mine.obs, mine.action, mine.players) != (theirs.id, theirs.obs, theirs.action, theirs.players):
-        same = f"a run of {mine.id} with the same observations and actions"
-        raise ValueError(f"--against: must be {same}, got {folder} of {theirs.id}")
+        same = f"a run in {mine.id} with the same observations and actions"
+        raise ValueError(f"--against: must be {same}, got {folder}, trained in {theirs.id}")
     other = saved_run.read_run(folder, options.which, settings, env, {})
     return [saved_run.select_seed(other, other.seeds[0])] * 2
 

@@ -23,7 +23,7 @@ from jaxrl_fast.utils.random import key_of_seed
 class Trained(NamedTuple):
     """A trained policy of one seed: a `Policy`, or a `RecurrentPolicy` if the agent has a memory.
 
-    With several players, `policies["left"]` is that of one.
+    With several players, `policies["left"]` is the policy of the player "left".
     """
 
     policy: "Policy | RecurrentPolicy | Callable[..., Any]"
@@ -34,7 +34,7 @@ class Trained(NamedTuple):
     seed: int
     checkpoint: Path
     env_steps: int
-    policies: Mapping[str, "Policy | RecurrentPolicy"] = MappingProxyType({})  # that of each player by name
+    policies: Mapping[str, "Policy | RecurrentPolicy"] = MappingProxyType({})  # the policy of each player by name
 
     def __repr__(self) -> str:
         return f"Trained({self.settings.algo} on {self.env.spec.id}, seed {self.seed}, {str(self.checkpoint)!r})"
@@ -80,8 +80,8 @@ def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy |
 
 
 def _refuse(names: tuple[str, ...], *given: Any, **options: Any) -> Array:
-    """Raise ValueError: each player has a policy."""
-    raise ValueError(f"policy: there is one for each of the players {' and '.join(names)}; use .policies[{names[0]!r}]")
+    """Raise ValueError for a policy of all players, since each player has one."""
+    raise ValueError(f"policy: each of the players {' and '.join(names)} has one; use .policies[{names[0]!r}]")
 
 
 @dataclass(frozen=True)
@@ -229,12 +229,12 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree, carry: PyTree) -> tuple[Arr
 
 
 def num_exploration_envs(options: Options) -> int:
-    """Return the number of environments that explore together, each with its own epsilon: those of one pool."""
+    """Return the number of environments in a pool, which explore together, each with its own epsilon."""
     return int(options.num_envs) // max(options.async_pools, 1)
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, carry: PyTree, key: Key) -> tuple[Array, PyTree]:
-    """Return exploring actions and the next carries: row i [B, ...] acts as environment i % `num_envs` does."""
+    """Return exploring actions and the next carries: row i [B, ...] acts like environment i % `num_envs`."""
     num_obs = _size(obs)
     num_rounds = -(-num_obs // num_envs)
 

@@ -52,7 +52,7 @@ def open_env(
 ) -> tuple[Settings, Env]:
     """Return the run's settings and `num_envs` environments for evaluation; `play_seed` seeds those on the host.
 
-    Environments differ from those of training in `env_options` and `protocol`, if those are given.
+    `env_options` and `protocol`, if given, replace the options of training.
 
     Raises:
         ValueError: If no run is there, or the environments cannot be made or have other observations or actions.
@@ -74,12 +74,12 @@ def open_env(
             old, new = str(getattr(before, what)), str(getattr(made.spec, what))
             if old != new:
                 option = "--env-options" if env_options else "--protocol"
-                raise ValueError(f"{option}: must keep the {what} {old} that the policy knows, got {new}")
+                raise ValueError(f"{option}: must keep the {what} {old} of training, got {new}")
     return settings._replace(options=options), made
 
 
 def read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:
-    """Return the learners of all seeds; of a group of a sweep, those of the members with the values in `member`.
+    """Return the learners of all seeds. In a group of a sweep, only members with the values in `member` count.
 
     Raises:
         ValueError: If no checkpoint is intact, or the members with these values still differ in more than the seed.
@@ -107,7 +107,7 @@ def read_run(folder: Path, which: Which, settings: Settings, env: Env, member: M
 
 
 def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: Mapping[str, Any]) -> list[int]:
-    """Return the indices of the members with these values. Raise ValueError if they differ in more than the seed."""
+    """Return the indices of members with these values. Raise ValueError if the members differ in more than the seed."""
     names = [name for name in labels[0] if name != "seed"]
     requested = {}
     for name, value in member.items():
@@ -146,7 +146,7 @@ def _describe_seeds(seeds: list[int]) -> str:
 
 
 def _checkpoint_hint(folder: Path) -> str:
-    """Return the end of an error message: how a run without a checkpoint gets one."""
+    """Return the end of an error message: how to make a checkpoint of this run."""
     if files.summary_if_any(folder).get("status") == "diverged":
         return "it diverged before the first checkpoint"
     return f"wait if the run is in progress, else resume it with {files.resume_command(folder)}"

@@ -19,15 +19,15 @@ NAME = "video.gif"  # in the run's folder
 
 @dataclass(frozen=True)
 class Options:
-    """Which episodes are shown, and how."""
+    """Policy and episodes to record."""
 
-    episodes: int = option(1, "Episodes, one after the other.", bounds=Bounds(1, 10**6))
+    episodes: int = option(1, "Number of episodes.", bounds=Bounds(1, 10**6))
     out: str = option(
         "", "File to write, .gif or .mp4; an existing one is replaced. Default: a new video.gif in the run directory."
     )
     seed: int | None = option(None, "Training seed of the run to show; none: the first.", bounds=Bounds(0, MAX_INDEX))
     member: dict[str, Any] = option(
-        {}, "In a part of a sweep, the member to show: agent.gamma=0.9 agent.learning-rate=1e-3."
+        {}, "For a run of a sweep with several members: values that select one, such as agent.gamma=0.9."
     )
     play_seed: int = option(0, "Random seed of the episodes.", bounds=Bounds(0, MAX_INDEX))
     which: Literal["best", "last"] = option(
@@ -35,14 +35,15 @@ class Options:
     )
     fps: int | None = option(
         None,
-        "Environment steps per second; none: the environment's own. A GIF rounds to hundredths of a second.",
+        "Frames per second, one for each environment step; none: the environment's rate. A GIF rounds the time of a "
+        "frame to hundredths of a second.",
         bounds=Bounds(1, 100),
     )
-    max_steps: int = option(3000, "Environment steps of an episode to show at most.", bounds=SIZE)
+    max_steps: int = option(3000, "Maximum number of environment steps shown of each episode.", bounds=SIZE)
 
 
 class Frame(NamedTuple):
-    """An image and how long it is shown."""
+    """An image and its duration."""
 
     image: Any  # uint8 [H, W, 3]
     seconds: float
@@ -146,7 +147,7 @@ def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
     durations: list[int] = []
 
     def images() -> Iterator[Any]:
-        """Yield the quantized images and note how long each is shown."""
+        """Yield the quantized images and record the duration of each."""
         for image, seconds in shown:
             durations.append(max(round(seconds * 100), 1) * 10)
             yield Image.fromarray(image).quantize(64, dither=Image.Dither.NONE)
@@ -157,7 +158,7 @@ def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
 
 
 def write_mp4(path: Path, shown: Iterable[Frame], fps: int) -> int:
-    """Write the frames as an MP4; repeat those that are shown longer. Return their number without repetitions."""
+    """Write the frames as an MP4; repeat frames of longer duration. Return their number without repetitions."""
     import imageio_ffmpeg
     import numpy as np
 

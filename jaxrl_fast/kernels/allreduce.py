@@ -1,4 +1,4 @@
-"""Sum float32 arrays over the cores of one CPU, or copy those of the first core, through shared memory (allreduce.c).
+"""Sum float32 arrays over the cores of one CPU, or copy the first core's arrays, by shared memory (allreduce.c).
 
 The XLA counterpart of the sum, `jax.lax.psum`, is called by `parallel/collectives.py`.
 """

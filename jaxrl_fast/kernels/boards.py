@@ -26,8 +26,8 @@ def board_conv(
 
     On a CPU this is one matrix product whose columns are the pixels of all boards, with the board as the innermost
     axis. Normalization and its gradient run along that axis, and patches are copied in long runs. A gradient takes less
-    than a tenth of the time of XLA's convolution and flax's LayerNorm. `kernels.dense` reads [B, F, H', W'] from memory
-    as it lies there.
+    than a tenth of the time of XLA's convolution and flax's LayerNorm. `kernels.dense` reads this layout from memory
+    without a copy.
     """
     layer = partial(_board_conv, kernel=kernel, bias=bias, scale=scale, offset=offset, activation=activation)
     return blocks.in_blocks(layer, x, blocks.MAX_BOARDS)

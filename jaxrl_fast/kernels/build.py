@@ -43,7 +43,7 @@ FOR_THIS_CPU = (("-march=native", "-mprefer-vector-width=512"), ("-march=native"
 
 
 def enabled() -> frozenset[str]:
-    """Return the kernels that JAXRL_FAST_KERNELS allows in C. Raise ValueError for a value that it cannot have.
+    """Return the kernels that JAXRL_FAST_KERNELS allows in C. Raise ValueError for an invalid value.
 
     The variable is read while a program is traced; a later change has no effect on that program.
     """
@@ -92,9 +92,9 @@ def _register() -> str:
 
 
 def compiler() -> str:
-    """Return the first line of the C compiler's version, which decides bits; "none" if nothing is computed in C.
+    """Return the first line of the C compiler's version, on which rounding depends; "none" if C is not used.
 
-    If VARIABLE names kernels, so does the text.
+    If VARIABLE names kernels, the text names them too.
     """
     if unavailable_reason():
         return "none"

@@ -26,8 +26,8 @@ def conv2d(
 ) -> Array:
     """Return activation(x * kernel + bias), [B, H', W', F], for images x [B, H, W, C], kernel [S, S, C, F], bias [F].
 
-    x has the float type of the kernel or is uint8, where a byte counts as byte / 255. Padding is "VALID" or "SAME". In
-    C for float32 on a CPU, where it can be differentiated once, in reverse mode. All bodies agree up to rounding.
+    x has the float type of the kernel or is uint8, whose bytes are divided by 255. Padding is "VALID" or "SAME".
+    float32 on a CPU is computed in C, and can be differentiated once, in reverse mode. C and XLA agree up to rounding.
     """
     side = kernel.shape[0]
     if x.ndim != 4 or kernel.shape[:3] != (side, side, x.shape[-1]) or x.dtype not in (kernel.dtype, jnp.uint8):
@@ -49,7 +49,7 @@ def conv2d(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _conv2d_c(x: Array, kernel: Array, bias: Array, stride: int, activation: str) -> Array:
-    """Compute the unpadded layer in C. Here bytes count as their numbers."""
+    """Compute the unpadded layer in C. Bytes are not divided by 255 here."""
     shape = _output_shape(x, kernel, stride)
     scratch = [jax.ShapeDtypeStruct((math.prod(shape[1:3]) + kernel.size // shape[-1],), jnp.int32), _image_scratch(x)]
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype), *scratch]
@@ -93,7 +93,7 @@ def _image_scratch(x: Array) -> jax.ShapeDtypeStruct:
 
 
 def _num_parts(x: Array) -> int:
-    """Return into how many parts the images are split. Each part sums its gradient, so no machine may change it."""
+    """Return the number of parts of the images. Gradients are summed by part, so it must not depend on the machine."""
     return max(1, min(MAX_PARTS, len(x) // IMAGES_PER_PART))
 
 

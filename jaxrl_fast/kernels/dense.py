@@ -13,14 +13,14 @@ from jaxrl_fast.kernels import blocks, build, dispatch
 from jaxrl_fast.kernels.activations import ACTIVATIONS, index
 from jaxrl_fast.kernels.matmul import dot_on_cpu
 
-MIN_VECTOR_OUTPUTS = 8  # with fewer outputs, dense.c computes along the inputs; same name and value there
+MIN_VECTOR_OUTPUTS = 8  # with fewer outputs, dense.c vectorizes over the inputs; it defines the same name and value
 MAX_WEIGHTS = 2**17  # of a layer in C; XLA computes larger ones sooner
 
 
 def dense(x: Array, kernel: Array, bias: Array, activation: str = "none") -> Array:
     """Return activation(x kernel + bias), [..., O], for x [..., *I], kernel [*I, O] and bias [O] of one float type.
 
-    The inputs may have several axes, as in `jax.numpy.tensordot`. In C for float32 on a CPU, where it can be
+    The inputs may have several axes, as in `jax.numpy.tensordot`. float32 on a CPU is computed in C and can be
     differentiated once, in reverse mode. C and XLA agree up to rounding.
     """
     inputs, num_outputs = kernel.shape[:-1], kernel.shape[-1]

@@ -1,4 +1,4 @@
-"""Decide whether a layer is computed in C, and whether in the way that suits a CPU."""
+"""Decide whether a layer is computed in C, and whether by the version for CPUs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _is_portable = ContextVar("is_portable", default=False)
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-    """Trace all layers as they are computed off a CPU, in XLA's operations alone, so that every device can run them.
+    """Trace all layers in XLA's operations alone within the context, so that every device can run them.
 
     As with JAXRL_FAST_KERNELS, functions that `jax.jit` has traced before stay as they are.
     """

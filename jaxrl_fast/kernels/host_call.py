@@ -32,7 +32,7 @@ def call(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Call a function after the call that returned `handle`. Return a new handle and the results.
 
-    What a compiled program knows by its address is added to `kept`, and must live as long as the program can run.
+    Objects whose addresses a compiled program holds are added to `kept`, and must live as long as the program can run.
     """
     if not build.is_available(KERNEL):
         empty = lambda: [np.zeros(x.shape, x.dtype) for x in results]

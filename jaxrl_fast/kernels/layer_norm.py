@@ -15,8 +15,8 @@ EPSILON = 1e-6  # flax's default; same value in csrc/layer_norm.c
 def layer_norm(x: Array, scale: Array, offset: Array, activation: str = "none") -> Array:
     """Return activation(scale (x - mean) / sqrt(variance + 1e-6) + offset) for x [..., F], scale [F] and offset [F].
 
-    Mean and variance are those of the last axis (Ba et al. 2016, "Layer normalization", eq. 4). In C for float32 on a
-    CPU, where it can be differentiated once, in reverse mode. C and XLA agree up to rounding.
+    Mean and variance are taken over the last axis (Ba et al. 2016, "Layer normalization", eq. 4). float32 on a CPU is
+    computed in C and can be differentiated once, in reverse mode. C and XLA agree up to rounding.
     """
     rows = x.reshape(-1, x.shape[-1])
     body = _layer_norm_c if dispatch.use_c("layer_norm", rows, scale, offset) else _layer_norm_xla

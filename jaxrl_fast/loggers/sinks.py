@@ -37,7 +37,7 @@ class Sink(Protocol):
         """Write the records of one step."""
 
     def close(self) -> None:
-        """Write what is left and release resources."""
+        """Write the remaining records and release resources."""
 
 
 def tags(records: Sequence[Record]) -> dict[str, float]:

@@ -57,7 +57,7 @@ class PlainConsole:
 
 
 def printable(line: str, file: TextIO) -> str:
-    """Replace characters that the file's encoding does not have by question marks."""
+    """Replace characters that are missing from the file's encoding by question marks."""
     encoding = getattr(file, "encoding", None) or "utf-8"
     return line.encode(encoding, "replace").decode(encoding)
 
@@ -89,7 +89,7 @@ class RichConsole:
         with contextlib.suppress(OSError):
             if not self.bar.live.is_started:
                 self.bar.start()
-                self.console.show_cursor()  # whatever ends the process leaves the terminal as it was
+                self.console.show_cursor()  # restore the terminal at any end of the process
             self.bar.update(self.task, completed=fraction)
             self.console.print(line, markup=False, no_wrap=True, overflow="ellipsis", crop=True)
 

@@ -17,7 +17,7 @@ GRADIENT_STEPS, SUM_SUFFIX = "gradient_steps", "_sum"
 
 
 class RecordBuffer:
-    """A buffer that takes updates in chunks of any length and returns them in records of a fixed length.
+    """A buffer that accepts updates in chunks of any length and returns records of a fixed length.
 
     The records therefore depend on the updates alone, not on how they were dispatched. With `max_updates`, the oldest
     chunks are dropped as long as that many updates remain.
@@ -48,7 +48,7 @@ class RecordBuffer:
 
         Args:
             everything: Also yield the last, shorter record.
-            hold_last: Keep a record that ends with the last update, for it waits for an evaluation.
+            hold_last: Keep a record that ends with the last update, because an evaluation may follow.
         """
         while self.available >= self.length + hold_last or everything and self.available:
             rows = self.rows

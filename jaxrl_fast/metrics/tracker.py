@@ -13,7 +13,7 @@ from jaxrl_fast.metrics.window import EndedEpisodes, EpisodeWindow
 
 CLOCKS = ("train_time_s", "wall_time_s")
 OF_EPISODES = ("episodes", "return_sum", "longest_episode")
-MAX_QUARANTINED_SHARE, MIN_QUARANTINED = 0.01, 100  # a run stops after more failed steps than both allow
+MAX_QUARANTINED_SHARE, MIN_QUARANTINED = 0.01, 100  # a run stops once its failed steps exceed both
 NUMBERS = ("solved", "diverged", "valid_steps", "quarantined", "updates", "recorded", "recorded_time", "evaluations")
 Solved = tuple[int, float]  # environment steps and seconds of training until then
 
@@ -27,7 +27,7 @@ class NotFinite(NamedTuple):
 
 
 class MetricsTracker:
-    """How each member's training has gone so far. `state_dict` has all that an exact resume needs."""
+    """Scores, evaluations and divergence of each member so far. `state_dict` returns all state for an exact resume."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class MetricsTracker:
         compares_evaluations: bool = True,
     ):
         self.labels, self.solved_threshold = labels, solved_threshold
-        self.compares_evaluations = compares_evaluations  # False: the mean return of players tells nothing of them
+        self.compares_evaluations = compares_evaluations  # False: the mean return over players is not informative
         self.steps_per_update, self.rollout_length = steps_per_update, rollout_length
         self.buffer = RecordBuffer(record_length)
         self.windows = [EpisodeWindow() for _ in labels]
@@ -74,9 +74,9 @@ class MetricsTracker:
     def records(
         self, everything: bool = False, hold_last: bool = False, evaluation: list[dict[str, Any]] | None = None
     ) -> Iterator[list[dict]]:
-        """Yield complete records, each with a dictionary for each member. An evaluation goes into the last one.
+        """Yield complete records, each with a dictionary for each member. The last one includes the evaluation.
 
-        `hold_last`: keep the record that ends now, as an evaluation may follow.
+        `hold_last`: keep the record that ends now, because an evaluation may follow.
         """
         complete = list(self.buffer.take(everything, hold_last))
         for rows in complete:
@@ -106,12 +106,12 @@ class MetricsTracker:
 
     @property
     def evaluated_at(self) -> int | None:
-        """The environment steps of the last evaluation."""
+        """Return the environment steps of the last evaluation."""
         return self.evaluations[-1]["env_steps"] if self.evaluations else None
 
     @property
     def diverged_members(self) -> list[int]:
-        """The indices of members whose training has diverged."""
+        """Return the indices of members whose training has diverged."""
         return [i for i, wrong in enumerate(self.diverged) if wrong is not None]
 
     def settled_at(self) -> int | None:
@@ -141,7 +141,7 @@ class MetricsTracker:
         return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.buffer.rows.items()}
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         for name in NUMBERS:
             setattr(self, name, host.get(name, getattr(self, name)))  # a run of version 0.1 has no `quarantined`
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
@@ -152,7 +152,7 @@ class MetricsTracker:
             self.buffer.add(rows)
 
     def reset_solved(self) -> None:
-        """Forget who has reached the threshold, and judge by the last episodes: the threshold has changed."""
+        """Recompute which members are solved from the last episodes, because the threshold has changed."""
         self.solved = [None] * len(self.labels)
         for i in range(len(self.labels)):
             self._check_solved(i, self.recorded * self.steps_per_update, round(self.recorded_time, 4))
@@ -173,5 +173,5 @@ class MetricsTracker:
 
 
 def _as_json(x: float) -> float | str:
-    """Return the number, or its name if JSON has no word for it."""
+    """Return the number, or its name as text if JSON cannot represent it."""
     return x if math.isfinite(x) else str(x)

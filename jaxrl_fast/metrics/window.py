@@ -21,8 +21,8 @@ class EndedEpisodes(NamedTuple):
 class EpisodeWindow:
     """The mean return of the last episodes: at least WINDOW, and all of the last 2 x (longest episode) steps.
 
-    In fewer steps, short episodes would be overrepresented when many environments start together: a policy that ends
-    half of its episodes early would be judged by these. Episodes count as at most MAX_STEPS long.
+    When many environments start together, short episodes end first. A shorter window would overrepresent them.
+    Episodes count as at most MAX_STEPS long.
     """
 
     def __init__(self):

@@ -11,7 +11,7 @@ are float32, whatever `dtype` intermediate results have. Layers are computed by 
     impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
 
 With a memory (`networks.memory`), a recurrent layer follows the torso. `step` and `unroll` then take the carry of each
-environment, and `initial_carry` is that of one at the start of an episode. Without a memory, carries are () and stay.
+environment. `initial_carry` is one environment's carry at the start of an episode. Without a memory, carries are ().
 
     step    one time step: observations [B, ...] and carries before it, to outputs and carries after it
     unroll  sequences of L steps: observations [B, L, ...], carries [B, ...] before the first step, and after which
@@ -64,7 +64,7 @@ class ActorCritic(NamedTuple):
 
 
 def options_of(config: Any) -> dict[str, Any]:
-    """Return the options that every algorithm has, from its Config, as `network` and `actor_critic` name them."""
+    """Return the network options that every algorithm's Config has, as keywords of `network` and `actor_critic`."""
     return dict(
         kind=config.network,
         arguments=config.network_options,
@@ -77,7 +77,7 @@ def options_of(config: Any) -> dict[str, Any]:
 
 
 def memory_of(config: Any) -> dict[str, Any]:
-    """Return the options of an algorithm that may have a memory, as `network` and `actor_critic` name them."""
+    """Return the memory options of an algorithm's Config, as keywords of `network` and `actor_critic`."""
     return dict(memory=config.memory, memory_size=config.memory_size)
 
 
@@ -143,9 +143,9 @@ def actor_critic(
 ) -> ActorCritic:
     """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `network`.
 
-    By default the two share a torso with convolutions and the memory after it, and have one each if it is an mlp. The
-    carry is then a pair, of the actor and of the critic. With `with_features`, the actor's output ends with the
-    features [..., F] that its head reads.
+    By default, the two share a convolutional torso and its memory. With an mlp, each has a torso and a memory, and the
+    carry is a pair, of the actor and of the critic. With `with_features`, the actor's output ends with the features
+    [..., F] that its head reads.
     """
     kind = torso.choose_kind(obs, kind, observations)
     options |= {"kind": kind, "observations": observations}
@@ -178,7 +178,7 @@ class _Outputs(nn.Module):
 
     torso: nn.Module
     memory: nn.Module | None
-    streams: list[nn.Module]  # none, or those of the state's value and of the advantages
+    streams: list[nn.Module]  # none, or dense layers of the state's value and of the advantages
     num_outputs: int
     num_atoms: int | None
     gain: float
@@ -251,7 +251,7 @@ def _memory(kind: str, size: int) -> tuple[nn.Module | None, tuple[PyTree, ...]]
 
 
 def _remember(memory, carry, features, reset=None):
-    """Return the carry after the features, a tuple of one, and what is remembered; without a memory, both as given."""
+    """Return the carry in a tuple, and the memory's output for features; without a memory, both arguments unchanged."""
     if memory is None:
         return carry, features
     after, features = memory(carry[0], features, reset)

@@ -1,8 +1,8 @@
 """Batch renormalization (Ioffe 2017), whose running statistics are variables in addition to the parameters.
 
-They are the collection "batch_stats". A network with such layers has two modes. Its `train` normalizes by the
-statistics of the batch, corrected towards the running ones, and returns the running ones after that batch. Its `apply`
-uses the running ones, which are part of the parameters then: `with_stats`.
+The collection "batch_stats" holds the running statistics. A network with such layers has two modes. Its `train`
+normalizes by the statistics of the batch, corrected towards the running ones, and returns the updated running ones. Its
+`apply` uses the running ones, which `with_stats` adds to the parameters.
 """
 
 from typing import NamedTuple
@@ -18,9 +18,9 @@ MAX_R, MAX_D, EPSILON = 3.0, 5.0, 1e-3  # bounds of the corrections, as in the p
 
 
 class RenormOptions(NamedTuple):
-    """How running statistics follow those of batches."""
+    """The options of batch renormalization."""
 
-    momentum: float  # share of the running statistics that one batch leaves
+    momentum: float  # decay rate of the running statistics per batch
     warmup: int  # batches that are normalized by their own statistics alone
 
 

@@ -80,9 +80,9 @@ class Residual(nn.Module):
 
 
 class Conv(nn.Module):
-    """A square convolution of [..., H, W, C], activated. Parameters are those of flax's Conv.
+    """A square convolution of [..., H, W, C], activated, with the parameters of flax's Conv.
 
-    Bytes are a picture's shades and count as byte / 255; other types are cast to `dtype`.
+    Bytes are pixels and are divided by 255; other types are cast to `dtype`.
     """
 
     channels: int

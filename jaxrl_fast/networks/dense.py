@@ -127,7 +127,7 @@ class NoisyDense(Dense):
 
 
 class LayerNorm(nn.Module):
-    """Normalization of the last axis of [..., F], and an activation. Parameters are those of flax's LayerNorm."""
+    """Normalization of the last axis of [..., F], and an activation, with the parameters of flax's LayerNorm."""
 
     activation: str = "none"
 

@@ -10,7 +10,7 @@ from jaxrl_fast.types import Array, Key, PyTree
 def critics(obs: PyTree, action_size: int, num: int, **options) -> Network:
     """Return `num` functions Q(obs, action) as one network: apply(params, (obs, action [..., D])) is [num, ... (, M)].
 
-    Options are those of `networks.network`; with `num_atoms`, values are distributions of M numbers.
+    Options are passed to `networks.network`; with `num_atoms`, values are distributions of M numbers.
     """
     one = network(obs, 1, action_size=action_size, **options)
     axis = -1 if options.get("num_atoms") is None else -2

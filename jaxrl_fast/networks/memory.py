@@ -1,4 +1,4 @@
-"""Define memories: recurrent layers between a torso and the heads, whose carry goes from step to step.
+"""Define memories: recurrent layers between a torso and the heads, whose carry is passed from step to step.
 
 gru   gated recurrent unit (Cho et al. 2014, "Learning phrase representations ...", as in cuDNN and flax)
 lstm  long short-term memory (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000)
@@ -37,9 +37,9 @@ def make(kind: str, size: int) -> tuple["Memory | None", PyTree]:
 class Memory(nn.Module):
     """A recurrent layer: features of a step [B, F] or of sequences [B, L, F] to outputs of `size` numbers, in float32.
 
-    It takes the carry before the first step, [B, ...], and returns that after the last one, and the outputs. After
-    step l of a sequence, the carry is the initial one where `reset[:, l]` is True (bool [B, L]). In a rollout that is
-    `~steps.valid`: the row whose action was ignored is followed by the first step of the next episode.
+    It takes the carry before the first step, [B, ...], and returns the carry after the last step, and the outputs.
+    After step l of a sequence, the carry is reset where `reset[:, l]` is True (bool [B, L]). In a rollout, `reset` is
+    `~steps.valid`: the first step of the next episode follows the row whose action was ignored.
     """
 
     size: int
@@ -54,7 +54,7 @@ class Memory(nn.Module):
         return carry, self.output(inputs, _swap(result))
 
     def project(self, x: Array) -> tuple[Array, PyTree]:
-        """Return what the carry does not change: inputs of the recurrence [..., I] for x [..., F], and its weights."""
+        """Return carry-independent inputs of the recurrence [..., I] for x [..., F], and its weights."""
         raise NotImplementedError
 
     def step(self, weights: PyTree, carry: PyTree, inputs: Array) -> tuple[PyTree, PyTree]:

@@ -4,13 +4,13 @@ import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
 READINGS = ("image", "board", "vector")  # of an observation [H, W] or [H, W, C]
-MIN_PICTURE_SIDE = 16  # bytes of smaller arrays are numbers of things, as in MiniGrid's 7x7, and not shades
+MIN_PICTURE_SIDE = 16  # bytes of smaller arrays are ids of objects, as in MiniGrid's 7x7, and not pixels
 MAX_CHANNELS_FIRST = {"uint8": 12, "float32": 4}  # four frames of three colors; bool is always [H, W, C]
 WHITE = 255  # the brightest shade
 
 
 def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
-    """Return whether an array like `obs` holds shades from 0 to 255, and not numbers of things."""
+    """Return whether an array like `obs` holds pixels from 0 to 255, and not ids of objects."""
     if observations != "auto" and len(obs.shape) in (2, 3):
         return observations == "image"
     sides = shape(obs, observations)[:2]
@@ -31,13 +31,13 @@ def shape(obs: ShapeDtypeStruct, observations: str = "auto") -> tuple[int, ...]:
 
 
 def cast(spec: ShapeDtypeStruct, x: Array, dtype: jnp.dtype, observations: str = "auto") -> Array:
-    """Return x [..., *shape] in `dtype`, an image's shades divided by 255. Normalized bytes are floats by now."""
+    """Return x [..., *shape] in `dtype`. Pixels are divided by 255, unless observations are already normalized."""
     is_normalized = x.dtype != spec.dtype
     x = x.astype(dtype)
     return x / WHITE if is_image(spec, observations) and not is_normalized else x
 
 
 def channels_last(spec: ShapeDtypeStruct, x: Array, dtype: jnp.dtype, observations: str = "auto") -> Array:
-    """Return x [..., *shape] as `cast` does, an image [..., C, H, W] as [..., H, W, C]."""
+    """Return x [..., *shape] converted by `cast`, an image [..., C, H, W] as [..., H, W, C]."""
     x = jnp.moveaxis(x, -3, -1) if has_channels_first(spec, observations) else x
     return cast(spec, x, dtype, observations)

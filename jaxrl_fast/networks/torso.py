@@ -17,7 +17,7 @@ from jaxrl_fast.types import PyTree
 
 VECTORS = ("mlp", "simba")  # kinds for observations of any shape, which they flatten
 KINDS = (*VECTORS, "minatar", "nature", "dqn2013", "impala")
-MIN_IMAGE_SIDE = 36  # nature's three convolutions need as much
+MIN_IMAGE_SIDE = 36  # the smallest side for nature's three convolutions
 
 
 def make(obs: PyTree, **options) -> nn.Module:
@@ -108,7 +108,7 @@ def _residual(
     noisy: bool,
     batch_renorm: RenormOptions | None,
 ) -> ResidualMLP:
-    """Return some of the blocks of a simba. Raises ValueError for options that it cannot have."""
+    """Return some of the blocks of a simba network. Raise ValueError for options that simba does not support."""
     if len(set(widths)) > 1:
         got = ", ".join(map(str, widths))
         raise ValueError(f"hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
@@ -132,10 +132,10 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     _check_word("network", kind, KINDS)
     leaves = jax.tree.leaves(obs)
     if observations == "image" and all(len(leaf.shape) < 2 for leaf in leaves):
-        raise ValueError(f"observations: an image has two sides or more, got {_describe(obs)}; use vector")
+        raise ValueError(f"observations: image requires [H, W] or [H, W, C], got {_describe(obs)}; use vector")
     shape = leaves[0].shape if len(leaves) == 1 else None
     if observations == "vector" and kind not in ("auto", *VECTORS):
-        raise ValueError(f"observations: vector has no image for the network {kind}; use network mlp")
+        raise ValueError(f"observations: network {kind} requires an image or a board, got vector; use network mlp")
     if kind in VECTORS or observations == "vector":
         return kind if kind in VECTORS else "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]

@@ -1,1 +1,1 @@
-"""Seeds and shards on devices."""
+"""Distribute seeds and shards over devices."""

@@ -3,8 +3,8 @@
 A device axis is known by its name. The devices of SHARED_MEMORY_AXIS are cores of one CPU. They sum through the memory
 that they share (`kernels/allreduce.py`), in about one microsecond; XLA's own sum takes about 50.
 
-XLA runs its own collectives in the same order on every device, but not those of SHARED_MEMORY_AXIS. Each of these must
-depend on the result of the previous one, or lie in another iteration of a loop. Otherwise devices may deadlock.
+XLA runs its own collectives in the same order on every device, but not the sums over SHARED_MEMORY_AXIS. Each such sum
+must depend on the result of the previous one, or lie in another iteration of a loop. Otherwise devices may deadlock.
 """
 
 from collections.abc import Callable, Sequence

@@ -125,7 +125,7 @@ def _with_shard_axis(
 
 
 def _one_by_one(function: Function) -> Function:
-    """Apply a function to one member after another. With `vmap`, batched orthogonal matrices can deadlock JAX.
+    """Apply a function to one member after another, since `vmap` over orthogonal matrices can deadlock JAX.
 
     The deadlock occurred on two cores.
     """

@@ -1,7 +1,7 @@
 """Compile the functions of a run, `init`, `chunk` and `restart`, for all members, on one device or several.
 
 The number of updates of a chunk is an argument. So one program serves any length, and the host may choose lengths by
-the clock. The parameters after 100 updates are the same bits however the updates were divided into chunks.
+the clock. The parameters after 100 updates do not depend on the division into chunks.
 
 Each member has its own seed, and may have its own hyperparameters (`population.Varied`). Both are arguments of the
 program, and the agent is made from the hyperparameters while the program is traced. Members that differ only in their
@@ -83,7 +83,7 @@ def build(
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     init = jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
     compiled_init = interruptible(init.lower(seeds, values).compile)
-    # An earlier state is of no use if a part of it lies on the host, because that has changed since.
+    # An earlier state is useless if a part of it lies on the host, since that part has changed.
     keeps_state = not env.on_device and not agent.resources and nbytes(state) <= MAX_KEPT
     advance = jax.jit(
         spread.advance,

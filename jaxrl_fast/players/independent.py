@@ -1,7 +1,7 @@
 """Learn a policy for each player: P agents of one algorithm in one program, vectorized over players.
 
-Each has its own parameters, optimizer, statistics and replay, its own keys, and sees the rows of its player only: as
-if it were alone, in environments of which the others are a part.
+Each agent has its own parameters, optimizer, statistics, replay and keys, and sees only the rows of its player. The
+other players are a part of its environment.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def seat(inner: Agent, player: int) -> Agent:
 def by_player(players: tuple[str, ...], metrics: Metrics) -> Metrics:
     """Return scalar metrics of metrics [P]: "td_loss/left" for each player, and the mean over players as "td_loss".
 
-    Gradient steps are counted alike for all players. Sums over them keep their suffix: "td_loss/left_sum".
+    All players make the same number of gradient steps. Sums over them keep their suffix: "td_loss/left_sum".
     """
     found: dict[str, Array] = {}
     for name, values in metrics.items():

@@ -16,14 +16,14 @@ import numpy as np
 from jaxrl_fast.players.rows import Make, map_rows, mark, marked_spec, seat
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
-PARTS = 4  # of a run, of which the pool spans one: its snapshots are taken evenly spread over the updates
+PARTS = 4  # parts of a run: the pool covers one of them, with evenly spaced snapshots
 
 
 class State(NamedTuple):
     """The state of the learner and of its opponents."""
 
     learner: PyTree
-    pool: PyTree  # [pool_size, ...] what acting needs of earlier learners; at first copies of the initial one
+    pool: PyTree  # [pool_size, ...] acting parameters of earlier learners; at first copies of the initial ones
     opponent: Array  # int32: the snapshot that plays in the next rollout
     num_updates: Array  # int32
 
@@ -82,7 +82,7 @@ def make(
 
 
 def is_learner(num_rows: int) -> np.ndarray:
-    """Return which of 2 * N rows are the learner's, bool [2 * N]: in even games the first player's."""
+    """Return which of 2 * N rows belong to the learner, bool [2 * N]: in even games, the first player's."""
     game, player = np.arange(num_rows) % (num_rows // 2), np.arange(num_rows) // (num_rows // 2)
     return game % 2 == player
 

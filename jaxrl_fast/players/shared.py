@@ -1,6 +1,6 @@
 """Learn one policy for all players, which sees the player's number as a part of its observation.
 
-Its learner takes the rows of all players as those of P * N environments.
+Its learner treats the rows of all players as rows of P * N environments.
 """
 
 import dataclasses

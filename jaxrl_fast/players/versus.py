@@ -11,7 +11,7 @@ from jaxrl_fast.types import Agent, Decision, Key, PolicyInput, PyTree
 def versus(agents: Sequence[Agent]) -> Agent:
     """Return an agent that only acts, where agent p decides for player p of P * N rows.
 
-    Its state is a tuple of theirs. A row has the recurrent states of all agents, of which its own is used.
+    Its state is the tuple of the agents' states. Each row carries the recurrent states of all agents and uses one.
     """
 
     def act(policy_of: Callable[[Agent], Callable[..., Decision]]) -> Callable[..., Decision]:

@@ -35,17 +35,19 @@ MAX_BINS = 60  # points of a curve
 
 @dataclass(frozen=True)
 class Options:
-    """What is drawn."""
+    """Axes, curves and file of the figure."""
 
     x: Literal["steps", "seconds", "episodes"] = option(
-        "steps", "Horizontal axis; steps and seconds are those of one seed's program."
+        "steps", "Horizontal axis: environment steps of each seed, seconds of training, or training episodes."
     )
     y: str = option("return_mean", "Metric: any name in metrics.jsonl.")
     group_by: tuple[str, ...] = option(
-        (), "Options whose values separate the curves. Default: all that differ, except the seed."
+        (), "Options by which runs are grouped into curves. Default: all that differ, except the seed."
     )
     out: str = option(
-        "", "File to write, .png, .svg or .pdf; an existing one is replaced. Default: a new plot.png here."
+        "",
+        "File to write, .png, .svg or .pdf; an existing one is replaced. Default: a new plot.png in the current "
+        "directory.",
     )
 
 

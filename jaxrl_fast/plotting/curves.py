@@ -54,7 +54,7 @@ class Curve(NamedTuple):
     each: np.ndarray  # [S, R], of each of S trainings
     center: np.ndarray  # [R], the interquartile mean of several
     band: tuple[np.ndarray, np.ndarray] | None  # lower and upper end [R] of its 95% interval
-    unit: str = "seeds"  # what the trainings are called
+    unit: str = "seeds"  # name of the trainings: seeds or runs
 
 
 def draw_run(
@@ -67,7 +67,7 @@ def draw_run(
         curve: The training returns.
         evals: Evaluations with `env_steps`, `eval_return_mean` and `eval_return_std`.
         solved: A return to mark with a line, or None.
-        unit: What the trainings of `curve` are called.
+        unit: The name of a training of `curve`.
     """
     figure, axes = _new_figure()
     many = curve.each.shape[0] > 1

@@ -32,13 +32,13 @@ class Replay(NamedTuple):
     add: Callable[..., PyTree]  # (R, rows [T, N, ...], carry=()) to R: over the oldest rows; carry before the first
     sample: Callable[..., tuple[Any, Array, Any]]  # see `uniform`
     size: Callable[[PyTree], Array]  # rows of each environment, int32
-    discard_tail: Callable[[PyTree], PyTree]  # R when all environments restart: the newest row has no successor
+    discard_tail: Callable[[PyTree], PyTree]  # R to R when all environments restart: the newest row has no successor
     forget: Callable[[PyTree, np.ndarray], PyTree]  # (R, rows that are lost, bool [num_rows]) to R, on the host
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
     # (R, Draws, Draws of the next update or None, batch_size) to a function: `sample` from its value at i < num, with
-    # keys[i], is as from R. None: reading ahead is of no use, or impossible since the draws depend on priorities.
+    # keys[i], is as from R. None: reading ahead is useless, or impossible since the draws depend on priorities.
     read_ahead: Callable[..., Callable[[Array], PyTree]] | None = None
-    resources: tuple[HostResource, ...] = ()  # what lies on the host
+    resources: tuple[HostResource, ...] = ()  # the parts on the host
 
 
 def make(
@@ -117,7 +117,7 @@ class Prioritized(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Which transitions were sampled."""
+    """The sampled transitions, for `update_priorities`."""
 
     item: Array  # int32 [B]
     found: Array  # bool [B]: False where nothing could be sampled
@@ -136,7 +136,7 @@ def importance_weights(prob: Array, exponent: float | Array, axis_name: str | No
 
 
 def draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable[[Array], Array]]:
-    """Return the transitions that this device draws, and which part of the random numbers is its own."""
+    """Return the number of transitions that this device draws, and a selector of its part of the random numbers."""
     own = partial(collectives.local_rows, num_grad_workers=parallelism.num_grad_workers, axis=-1)
     return batch_size // parallelism.num_shards, own
 
@@ -199,7 +199,7 @@ def _add_uniform(config: ReplayConfig, state: Ring, steps: Transition, carry: Py
 def _add_prioritized(
     config: ReplayConfig, parallelism: Parallelism, state: Prioritized, steps: Transition, carry: PyTree = ()
 ) -> Prioritized:
-    """Add rows. What can be read now and could not before gets the largest priority, what cannot any more gets 0."""
+    """Add rows. Newly readable transitions get the largest priority; transitions no longer readable get 0."""
     num_new = steps.reward.shape[0]
     data = ring.add(config, state.ring, steps)
     max_priority = collectives.all_gather(state.max_priority, parallelism.axis_name).max()

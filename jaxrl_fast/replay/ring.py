@@ -37,7 +37,7 @@ class ReplayConfig(NamedTuple):
     n_step: int = 1
     frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are stored whole
     store: FrameStore = DEVICE  # of the observations
-    delay: int = 0  # newest rows that are not sampled: those of the last rollout, if batches are drawn before it
+    delay: int = 0  # number of newest rows that are not sampled: the last rollout, if batches are drawn before it
 
 
 class Ring(NamedTuple):
@@ -192,7 +192,7 @@ def read_ahead(
     batch_size: int,
     own: Callable[[Array], Array] = lambda x: x,
 ) -> Callable[[Array], Ring]:
-    """Begin to read the frames of the batches of an update; with `upcoming`, those of the next one.
+    """Begin to read the frames of the batches of an update, and with `upcoming`, of the next update.
 
     Returns a function, called once with each of 0 to draws.num - 1, from i to a ring from which only batch i can be
     read, as `draw` chooses it from draws.keys[i].
@@ -206,7 +206,7 @@ def read_ahead(
 
 
 def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, own: Callable[[Array], Array]) -> Batches:
-    """Return where the frames of each batch are."""
+    """Return the places of the frames of each batch."""
     row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(draws.keys)  # [K, B]
     each = row.reshape(-1), env.reshape(-1)
     rows = each[0], follow(config, ring, *each, 1.0)[2]
@@ -215,9 +215,9 @@ def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, ow
 
 
 def before_next(config: ReplayConfig, ring: Ring) -> Ring:
-    """Return a ring from which `draw` takes the rows that it will take once the next `delay` rows are there.
+    """Return a ring from which `draw` takes the same rows as after the next `delay` rows have been added.
 
-    They are not drawn, and neither are the rows that they overwrite.
+    The added rows are not drawn, nor are the rows that they overwrite.
     """
     size = jnp.minimum(ring.size + config.delay, config.num_rows)
     return ring._replace(head=(ring.head + config.delay) % config.num_rows, size=size)

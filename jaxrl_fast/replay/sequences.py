@@ -21,7 +21,7 @@ from jaxrl_fast.replay.ring import ReplayConfig, Ring, Sample
 from jaxrl_fast.replay.store import at
 from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
 
-MAX_SHARE = 0.9  # of the largest error in the priority of a sequence; the rest is that of the mean one (section 2.3)
+MAX_SHARE = 0.9  # weight of the largest error in the priority of a sequence; the mean error has the rest (section 2.3)
 
 
 class SequenceConfig(NamedTuple):
@@ -47,7 +47,7 @@ class Sequences(NamedTuple):
     """B sequences, of which the last L - burn_in = K steps are learned from."""
 
     obs: PyTree  # [B, M, ...]
-    carry: PyTree  # [B, ...] before the first step, as it was while acting
+    carry: PyTree  # [B, ...] before the first step, stored while acting
     reset: Array  # [B, M] bool: an episode begins after the step
     steps: Sample  # [B * K, ...] of the steps that are learned from, without observations
     following: Array  # [B, K] int32: the places in `obs` of the next observations
@@ -89,9 +89,9 @@ def make(
 
 
 def errors_of(errors: Array, weight: Array) -> Array:
-    """Return the error of each sequence, f32 [B], from those of its steps [B, K], which count where `weight` is 1.
+    """Return the error of each sequence, f32 [B], from the errors of its steps [B, K] where `weight` is 1.
 
-    MAX_SHARE times the largest, and the rest times the mean.
+    The result is MAX_SHARE times the largest error plus 1 - MAX_SHARE times the mean error.
     """
     counted = jnp.where(weight > 0, errors, 0)
     mean = counted.sum(-1) / jnp.maximum(weight.sum(-1), 1)

@@ -1,4 +1,4 @@
-"""Where the frames of a replay buffer lie: a record of functions. Frames are most of a buffer's bytes.
+"""Store the frames of a replay buffer: a record of functions. Frames are most of a buffer's bytes.
 
 Everything else of a buffer (actions, rewards, ends, priorities) stays on the device, so drawing does not depend on the
 store, and every store returns the same bits.
@@ -23,16 +23,16 @@ class FrameStore(NamedTuple):
     put: Callable[[PyTree, Array, PyTree], PyTree]  # (S, first row, frames [T, N, ...]) to S
     get: Callable[[PyTree, Sequence[Place]], list[PyTree]]  # (S, P places) to the frames at each, [..., *frame]
     # (S, batches, batches of the next update or None) to a function, called once with each of 0 to num - 1 before the
-    # next `put`, from k to frames [P, ..., *frame]. None: one `get` for each batch is as good.
+    # next `put`, from k to frames [P, ..., *frame]. None: use one `get` for each batch.
     get_ahead: "Callable[[PyTree, Batches, Batches | None], Callable[[Array], PyTree]] | None" = None
-    resources: tuple[HostResource, ...] = ()  # what lies outside of the compiled program
+    resources: tuple[HostResource, ...] = ()  # the parts outside of the compiled program
 
 
 class Batches(NamedTuple):
-    """Where the frames of K batches are."""
+    """The places of the frames of K batches."""
 
     places: Sequence[Place]  # P places [K, ...]
-    num: Array  # int32: how many of the batches are needed
+    num: Array  # int32: the number of batches needed
 
 
 class Fetched(NamedTuple):

@@ -1,1 +1,1 @@
-"""The mathematics of reinforcement learning, as pure functions of arrays."""
+"""Compute the mathematics of reinforcement learning by pure functions of arrays."""

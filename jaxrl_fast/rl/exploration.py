@@ -49,7 +49,7 @@ def env_steps(steps_per_update: int, num_updates: Array) -> Array:
 def epsilons(epsilon: Epsilon, num_envs: int, env_steps: Array, parallelism: Parallelism = Parallelism()) -> Array:
     """Return the probability of a random action in each of N environments after `env_steps` steps, f32 [N].
 
-    With asynchronous pools, return those of one pool, [N / num_pools], since every pool has the whole ladder.
+    With asynchronous pools, return the values for one pool, [N / num_pools], since every pool has the whole range.
     """
     num_envs = num_envs // parallelism.num_pools
     now = optax.linear_schedule(epsilon.start, epsilon.end, epsilon.steps)(env_steps)

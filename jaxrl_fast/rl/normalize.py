@@ -28,7 +28,7 @@ def check(config: Any, spec: EnvSpec) -> None:
     """Raise ValueError if observations would be standardized and then divided by 255."""
     is_float = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(spec.obs))
     if config.observations == "image" and config.normalize_observations and is_float:
-        raise ValueError("observations: image divides by 255 what normalize_observations has standardized; drop one")
+        raise ValueError("observations: image cannot be combined with normalize_observations, got both; drop one")
 
 
 class Moments(NamedTuple):

@@ -1,7 +1,7 @@
-"""The update of off-policy algorithms: gradient steps at an exact replay ratio, and target updates.
+"""Update off-policy algorithms: gradient steps at an exact replay ratio, and target updates.
 
-Everything is counted in environment steps. An update adds some of them and makes as many gradient steps as the replay
-ratio asks for by then; a fraction is carried over to the next update, so the ratio holds exactly for any number of
+Everything is counted in environment steps. An update adds some of them and makes the gradient steps that are due by the
+replay ratio. A remaining fraction is carried over to the next update, so the ratio holds exactly for any number of
 environments. Ratios are fractions, and counts are int32.
 """
 
@@ -19,11 +19,11 @@ from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
 from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
 
-DRAW_FOLD = 9  # keeps the key that draws apart from those of parameters
+DRAW_FOLD = 9  # separates the key of draws from the keys of parameters
 
 
 class ReplayRatio(NamedTuple):
-    """How many gradient steps follow how many environment steps. Fixed while tracing."""
+    """The schedule of gradient steps over environment steps. Fixed while tracing."""
 
     ratio: Fraction  # gradient steps per environment step
     first_learning: int  # environment steps before the first gradient step
@@ -31,7 +31,7 @@ class ReplayRatio(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What is carried over from update to update."""
+    """The counts that are carried over between updates."""
 
     grad_step_debt: Array  # int32: gradient steps due, in units of 1 / ratio.denominator
     steps_since_target_update: Array  # int32: environment steps, in units of 1 / ratio.numerator
@@ -44,7 +44,7 @@ class State(NamedTuple):
     replay: PyTree
     counts: Counts
     num_updates: Array  # int32
-    draw_key: Key | tuple[()] = ()  # with sample_ahead: with the number of an update, it draws the batches of that one
+    draw_key: Key | tuple[()] = ()  # with sample_ahead: the key from which the batches of every update are drawn
 
 
 def init() -> Counts:
@@ -62,14 +62,14 @@ class Draws(NamedTuple):
     """The keys that draw the batches of an update."""
 
     keys: Key  # [K]
-    num: Array  # int32: how many of the batches are needed
+    num: Array  # int32: the number of batches needed
 
 
 # A gradient step: (buffer, num_updates, keys [2], learner, counts) -> (learner, buffer, counts, metrics). Metrics are
 # sums or rows of weighted numbers, and "weight" is that of the rows.
 Step = Callable[[PyTree, Array, Key, PyTree, Counts], tuple[PyTree, PyTree, Counts, Metrics]]
 
-# Reads the batches of all steps at once, or begins with those of the next update: (buffer, draws of this update, draws
+# Reads the batches of all steps at once, or begins with the next update's: (buffer, draws of this update, draws
 # of the next one or None) -> the buffer of step i.
 ReadAhead = Callable[[PyTree, Draws, Draws | None], Callable[[Array], PyTree]]
 
@@ -207,8 +207,8 @@ def gradient_steps(
 ) -> tuple[PyTree, PyTree]:
     """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(state, keys [2])` -> (state, metrics).
 
-    Returns the state and the sums of the metrics. All keys are made at once, which costs what a few do. The first key
-    of each step may be given, [max_steps].
+    Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few. The first key of
+    each step may be given, [max_steps].
     """
     keys = split_for_steps(key, max_steps, first_keys)
     one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
@@ -216,7 +216,7 @@ def gradient_steps(
 
     def once(i: Array, so_far: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         state, sums = so_far
-        state, metrics = step(state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot know
+        state, metrics = step(state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot infer
         return state, jax.tree.map(jnp.add, sums, metrics)
 
     sums: tuple[PyTree, PyTree] = jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))

@@ -46,7 +46,7 @@ def linear_schedule(learning_rate: float | Array, anneal: bool, num_steps: int) 
     Raises ValueError if int32 cannot count the steps.
     """
     if num_steps >= 2**31:
-        raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; train for less, or less often")
+        raise ValueError(f"total_steps: must give at most {2**31 - 1} gradient steps, got {num_steps}; use fewer steps")
     schedule = optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
     return lambda count: jnp.maximum(schedule(count), 0)  # rounding may make the last value negative
 

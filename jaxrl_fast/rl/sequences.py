@@ -37,7 +37,7 @@ def recompute(
     """Return a network's outputs on a rollout, [T + 1, N, ...], and the carry before each sequence, [T / L * N, ...].
 
     The last outputs are those on `next_obs` [N, ...]. `obs` are the observations [T, N, ...] that `read` turns into the
-    network's inputs. With the parameters that acted, the carry is as it was while acting.
+    network's inputs. With the parameters that acted, the carry is the same as during acting.
     """
 
     def one(carry: PyTree, part: tuple[PyTree, Array]) -> tuple[PyTree, tuple[PyTree, PyTree]]:

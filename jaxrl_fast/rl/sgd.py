@@ -95,7 +95,7 @@ def incremental_update(
 
 
 def _train_on(epochs: Epochs, learner: PyTree, rows: Any, plan: MinibatchPlan) -> tuple[PyTree, PyTree]:
-    """Make one gradient step on each minibatch [K, B], its weights normalized to those of a mean; metrics are [K]."""
+    """Make one gradient step on each minibatch [K, B], with weights that sum to 1; metrics are [K]."""
     batches = minibatch.gather_rows(rows, collectives.local_rows(plan.order, epochs.num_grad_workers, axis=1))
     count, mean, var = (x.reshape(-1, *(1,) * (batches.weight.ndim - 1)) for x in plan.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))

@@ -22,7 +22,7 @@ class ValueHead(NamedTuple):
 
 
 def head_of(config: Any) -> ValueHead:
-    """Return the kind of value that the options of an algorithm name. Raise ValueError for atoms that are none."""
+    """Return the kind of value that the options of an algorithm name. Raise ValueError for invalid atoms."""
     if config.value_head != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
     if config.value_head == "c51" and not config.v_min < config.v_max:
@@ -57,7 +57,7 @@ def mean(form: ValueHead, output: Array) -> Array:
 
 
 def least(form: ValueHead, output: Array) -> Atoms:
-    """Return the atoms [B, K] of outputs [C, B (, M)]: in each row of that one of C with the least mean.
+    """Return the atoms [B, K] of outputs [C, B (, M)]: in each row, the output with the lowest mean of the C.
 
     This is the minimum of clipped double Q-learning (Fujimoto et al. 2018, eq. 10), for distributions as in FastTD3
     (Seo et al. 2025).

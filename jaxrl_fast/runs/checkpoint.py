@@ -31,7 +31,7 @@ from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.files import ASIDE, replace, sync
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
-RESOURCES = "resources"  # in the manifest: what each `types.HostResource` has saved, by its name
+RESOURCES = "resources"  # in the manifest: the saved state of each `types.HostResource`, by its name
 SAVED = ".saved"
 PREFIX = "step-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # by bytes: how dtypes that numpy does not know, such as bfloat16, are stored
@@ -154,11 +154,11 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
     try:
         content = (folder / MANIFEST).read_bytes()
         if hashlib.sha256(content).hexdigest() + "\n" != (folder / SUM).read_bytes().decode("ascii", "replace"):
-            raise ValueError(f"{folder}: {MANIFEST} is not what was written")
+            raise ValueError(f"{folder}: {MANIFEST} does not match its checksum")
         manifest = json.loads(content)
         check_format(manifest["format"], folder)
         if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
-            raise ValueError(f"{folder}: {ARRAYS} is not what was written")
+            raise ValueError(f"{folder}: {ARRAYS} does not match its checksum")
         with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
             names = file.keys()  # the file itself is not iterable
             arrays = {name: file.get_tensor(name) for name in names if not unneeded(name)}
@@ -172,7 +172,7 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
 
 
 def damaged_resources(saved: Checkpoint) -> list[str]:
-    """Mark the damaged files among those that a checkpoint names outside of its folder. Return a sentence for each."""
+    """Mark the damaged files that a checkpoint names outside of its folder. Return a sentence for each."""
     problems = []
     for name, part in saved.manifest.get(RESOURCES, {}).items():
         for file in part["files"]:
@@ -180,7 +180,7 @@ def damaged_resources(saved: Checkpoint) -> list[str]:
             try:
                 if _digest(path, file["bytes"]) == file["sha256"]:
                     continue
-                problem = "is not what was written"
+                problem = "does not match its checksum"
             except OSError as error:
                 problem = f"cannot be read ({error.strerror})"
             problems.append(f"{saved.folder}: {name}/{path.name} {problem}")
@@ -189,7 +189,7 @@ def damaged_resources(saved: Checkpoint) -> list[str]:
 
 
 def kept_resources(parent: Path) -> list[dict[str, Any]]:
-    """Return what the manifests of all checkpoints say of resources. Those that cannot be read name nothing."""
+    """Return the entries of resources in the manifests of all checkpoints, except unreadable ones."""
     found = []
     for folder in folders(parent):
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
@@ -200,7 +200,7 @@ def kept_resources(parent: Path) -> list[dict[str, Any]]:
 def newest(
     parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint without `unneeded` arrays, or None; and what is wrong with each newer one.
+    """Return the newest intact checkpoint without `unneeded` arrays, or None; and the problem of each newer one.
 
     With `whole`, the files that it names outside of its folder must be intact as well.
     """

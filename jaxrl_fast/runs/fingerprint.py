@@ -1,4 +1,4 @@
-"""Describe what a result depends on besides its configuration: device, versions, compiler flags."""
+"""Describe the influences on a result besides its configuration: device, versions, compiler flags."""
 
 import contextlib
 import os

@@ -44,7 +44,7 @@ def chosen(options: Options) -> Path | None:
 
 
 def link(run: Path, folder: Path | None, names: Sequence[str]) -> None:
-    """Let the folders `names` of a new run lie in another one, if any. Raise ValueError if that cannot be written."""
+    """Create the folders `names` of a new run in `folder`, if given, and link to them. Raise ValueError on failure."""
     if folder is None or not names:
         return
     try:
@@ -61,9 +61,9 @@ def link(run: Path, folder: Path | None, names: Sequence[str]) -> None:
 
 
 def relink(run: Path, moved_to: Path | None) -> None:
-    """Check that a run to be resumed has its linked files, and link to the place where they were moved.
+    """Check that a run to be resumed has its linked files, and link to the folder to which they were moved.
 
-    Raises ValueError if they are missing, or those of another run, such as the one of which this one is a copy.
+    Raises ValueError if they are missing, or belong to another run, for example the original of a copied run.
     """
     links = [path for path in sorted(run.glob(f"{PREFIX}*")) if path.is_symlink()]
     if moved_to and not links:
@@ -93,7 +93,7 @@ def delete(run: Path, names: Sequence[str]) -> int:
         folder = path.resolve()
         for file in folder.glob(f"*{ENDING}"):
             file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the user has put something there
+        with contextlib.suppress(OSError):  # the folder has other files, from the user
             folder.rmdir()
             if path.is_symlink():
                 path.unlink()

@@ -55,7 +55,7 @@ def read_plan(folder: Path) -> SweepPlan:
 
 
 def _resume_hint(folder: Path) -> str:
-    """Return the end of an error message: what `folder`, which holds no sweep, can be resumed with."""
+    """Return the end of an error message: how to resume `folder`, which is not a sweep."""
     if not (folder / CONFIG).is_file():
         return resume.nearest_with(SWEEP_FILE, folder)
     if (folder.parent / SWEEP_FILE).is_file():
@@ -91,7 +91,7 @@ def is_finished(folder: Path, group: Group) -> bool:
 
 
 def is_done(summary: Mapping[str, Any], group: Group) -> bool:
-    """Return whether a group has ended with all of its steps, or is solved; false if it has been made longer since."""
+    """Return whether a group has made all of its steps, or is solved; False if it has been extended since."""
     options = group.settings.options
     if summary.get("status") != "done" or summary["env_steps"] >= options.total_steps:
         return summary.get("status") == "done"

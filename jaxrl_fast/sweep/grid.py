@@ -61,9 +61,9 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
     """Return a sweep from a command line. Print the help and exit if `--help` is given."""
     algo, written = load.split(argv)
     if any(s.name == "help" for s in written):
-        says = "Train {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
-        says += "--resume are the sweep's. With --resume, values given are added: --seed 3,4; --total-steps 2M makes "
-        says += "every run longer."
+        says = "Train {} with every combination of the given values: --num-envs 1,8,64 --seed 0..4. --name and "
+        says += "--resume refer to the whole sweep. With --resume, given values are added to the sweep (--seed 3,4), "
+        says += "and a larger --total-steps extends every run."
         default = resolve(_with_defaults(request(algo, [s for s in written if s.name == "config"])))
         print_run_help(default.algo, default.options, default.agent, SWEEP, says, [SweepOptions()], ["run_dir"])
         raise SystemExit(0)
@@ -73,7 +73,7 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
 def from_keywords(
     preset: str | None = None, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> SweepRequest:
-    """Return a sweep from Python keywords: those of `fit`, each with a value or a list of values, and the sweep's."""
+    """Return a sweep from Python keywords: options of `fit` with a value or a list, and options of the sweep."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
     if not isinstance(agent or {}, Mapping):
         raise ValueError(f"agent: must map the algorithm's options to values, got {describe(agent)}")

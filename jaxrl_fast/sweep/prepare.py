@@ -28,7 +28,7 @@ MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # options that
 
 
 def prepare(request: grid.SweepRequest) -> SweepPlan:
-    """Validate the whole sweep, then create its folder or read the plan of the one to resume.
+    """Validate the whole sweep, then create its folder or read the plan of the sweep to resume.
 
     Raises:
         ValueError: If any option or combination is not valid; the message is one line.
@@ -74,7 +74,7 @@ def split_to_fit(group: Group, columns: Sequence[str]) -> list[Group]:
     from jaxrl_fast.training import memory
 
     ready = _validate_first(group, columns)
-    one_by_one = not ready.env.on_device or ready.agent.resources  # what lies on the host is of one seed
+    one_by_one = not ready.env.on_device or ready.agent.resources  # a part on the host supports one seed only
     max_members = 1 if one_by_one else len(group.members)
     if max_members > 1 and ready.needs and ready.needs.free is not None:
         member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
@@ -113,7 +113,7 @@ def _is_of_env(error: ValueError, group: Group) -> bool:
 
 
 def _extended(sweep: SweepPlan, request: grid.SweepRequest) -> SweepPlan:
-    """Return the sweep with what the request adds, once sweep.yaml holds it. Nothing is written if it is not valid."""
+    """Return the sweep with the values that the request adds, and write sweep.yaml. Nothing is written if invalid."""
     longer, missing = extend.extend(sweep, request.added, request.split)
     grid.offer_devices(group.settings for group in (*longer.groups.values(), *missing))
     for name in sweep.groups:
@@ -136,7 +136,7 @@ def _extended(sweep: SweepPlan, request: grid.SweepRequest) -> SweepPlan:
 
 
 def _keep_table(sweep: SweepPlan, longer: SweepPlan) -> None:
-    """Copy the table of a sweep whose runs become longer: results_1000000.csv has what they reached so far."""
+    """Copy the table of a sweep before its runs are extended: results_1000000.csv keeps the results so far."""
     before, after = (next(iter(each.groups.values())).settings.options.total_steps for each in (sweep, longer))
     table = sweep.folder / SWEEP_TABLE
     if after > before and table.is_file():
@@ -248,7 +248,7 @@ def _requested_folder(request: grid.SweepRequest) -> Path | None:
 
 
 def _check_can_continue(sweep: SweepPlan) -> None:
-    """Raise ValueError for a mistake for which every unfinished group would fail: devices, and environments."""
+    """Raise ValueError for a mistake in devices or environments that would fail every unfinished group."""
     from jaxrl_fast import envs
 
     made: list[tuple[Any, Any]] = []

@@ -59,7 +59,7 @@ def execute(sweep: SweepPlan) -> int:
 
 
 def announce(sweep: SweepPlan, terminal: Console) -> None:
-    """Print what the sweep trains, on which device and in which folder."""
+    """Print the trainings of the sweep, the device and the folder."""
     settings = next(iter(sweep.groups.values())).settings
     count = sum(len(group.members) for group in sweep.groups.values())
     parts = [
@@ -80,7 +80,7 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
 
 
 def unused(sweep: SweepPlan) -> list[str]:
-    """Return a warning for each option of the sweep that has no effect, or less than it asks for."""
+    """Return a warning for each option of the sweep that has no effect, or a smaller one than requested."""
     lines, num_left, workers = [], len(unfinished(sweep)), sweep.sweep_options.workers
     if sweep.scale != "none" and all(g.settings.options.num_envs == sweep.base_num_envs for g in sweep.groups.values()):
         lines += [f"--scale: has no effect; all trainings have {sweep.base_num_envs} environments"]
@@ -93,7 +93,7 @@ def unused(sweep: SweepPlan) -> list[str]:
 
 
 def single_numbers(sweep: SweepPlan) -> list[str]:
-    """Return a note for each option of several numbers of which every value in the sweep is a single one.
+    """Return a note for each option that takes several numbers, but has a single one in every run of the sweep.
 
     `--agent.hidden-sizes 128,256` may have been meant as one network of two layers.
     """
@@ -103,7 +103,7 @@ def single_numbers(sweep: SweepPlan) -> list[str]:
         if all(isinstance(value, tuple) and len(value) == 1 for value in found):
             texts = list(dict.fromkeys(str(value[0]) for value in found))
             example = f"--{column.replace('_', '-')} {' '.join(texts[:2])}"
-            notes.append(f"{column}  {' | '.join(texts)}, each of one number; {example} is one value of two")
+            notes.append(f"{column}  {' | '.join(texts)}, a single number per run; {example} is one run with both")
     return notes
 
 

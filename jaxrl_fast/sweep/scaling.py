@@ -1,4 +1,4 @@
-"""Scale a hyperparameter with the number of environments: what --scale means."""
+"""Scale a hyperparameter with the number of environments: the option `--scale`."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,7 +14,7 @@ SCALED = {
 
 
 class Rule(NamedTuple):
-    """How a hyperparameter scales with the number of environments."""
+    """A rule that scales a hyperparameter with the number of environments."""
 
     name: str  # "" for none
     power: float

@@ -1,4 +1,4 @@
-"""Split what was written for an option into several values: 1,8,64 and 0..4, or a list from Python."""
+"""Split the written value of an option into several values: 1,8,64 and 0..4, or a list from Python."""
 
 import re
 import typing
@@ -56,7 +56,7 @@ def setting_of(name: str, value: Any) -> Setting:
 
 
 def without_repeats(option: Option, several: Iterable[Setting]) -> list[Setting]:
-    """Return the settings without those whose value came before; CartPole-v1 and gymnax/CartPole-v1 are the same."""
+    """Return the settings without repeated values; CartPole-v1 and gymnax/CartPole-v1 are the same."""
     found: dict[Any, Setting] = {}
     for setting in several:
         value = convert(option, setting)

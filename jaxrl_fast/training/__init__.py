@@ -1,1 +1,1 @@
-"""One run on the host: its plan, its loop and what it writes."""
+"""Train one run from the host: its plan, its loop and its output."""

@@ -97,10 +97,10 @@ def choose_placement(
 
 
 def _waiting_for_host_pays(settings: Settings) -> bool:
-    """Return whether gradient workers wait for the one that steps environments on the host.
+    """Return whether it pays that gradient workers wait for the worker that steps host environments.
 
     With a replay, gradient steps take most of the time; without one, rollouts do. An exception of an environment
-    releases the workers that wait, but only if C calls the environment.
+    releases the waiting workers, but only if C calls the environment.
     """
     options, has_replay = settings.options, hasattr(settings.agent, "replay_storage")
     from_c = options.host_bridge != "callback" and not options.exact_resume and is_available(host_call.KERNEL)
@@ -126,7 +126,7 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
 
 
 def supports(algorithm: Any) -> frozenset[str]:
-    """Return what the algorithm's module declares in SUPPORTS.
+    """Return the names that the algorithm's module declares in SUPPORTS.
 
     "shards": `make` takes a Parallelism and sums gradients over its axis, and Config has `gradient_rows(num_envs)`.
     "grad_workers": it also splits the rows of a gradient step by `collectives.local_rows`.
@@ -144,7 +144,7 @@ def supports(algorithm: Any) -> frozenset[str]:
 def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
     """Turn an error in a custom algorithm into a ValueError that names the place.
 
-    With `sentences`, a ValueError of the algorithm is a message for users and stays as it is.
+    With `sentences`, a ValueError of the algorithm is a message for users and is not changed.
     """
     try:
         yield
@@ -170,7 +170,7 @@ def num_eval_envs(options: Options, asked: int, on_device: bool) -> int:
 def host_env_config(
     options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1
 ) -> HostEnvConfig:
-    """Return how environments on the host are run for a purpose, by a run that has made `done` updates."""
+    """Return the settings of host environments for a purpose, in a run that has made `done` updates."""
     bridge = "callback" if options.exact_resume else options.host_bridge
     num_pools = options.async_pools if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
@@ -227,7 +227,7 @@ def _num_shards(
 
 
 def _num_parts(settings: Settings, spec: EnvSpec) -> int:
-    """Return into how many parts the rows of a gradient step may be split over devices: rows, or whole sequences."""
+    """Return the number of parts into which a gradient step may be split over devices: its rows, or whole sequences."""
     length = settings.agent.sequence() if hasattr(settings.agent, "sequence") else None
     return _gradient_rows(settings, spec) // (length or 1)
 
@@ -267,7 +267,7 @@ def _resized(env: Env, num_envs: int, config: HostEnvConfig) -> Env:
 
 
 def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:
-    """Return the environments of one shard: on the host, of the shard in which they are called."""
+    """Return the environments of one shard; host environments belong to the shard that calls them."""
     num_shards, axis_name = placement.num_shards, placement.axis_name
     if num_shards == 1:
         return env._replace(parallelism=env.parallelism._replace(num_grad_workers=placement.num_grad_workers))

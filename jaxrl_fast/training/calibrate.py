@@ -65,7 +65,7 @@ def next_count(trials: Sequence[Trial], start: int) -> int | None:
 
 
 def choose(settings: Settings) -> Settings:
-    """Return the settings with the best number of environments, and print what was tried.
+    """Return the settings with the best number of environments, and print the trials.
 
     Raises ValueError if no number works.
     """
@@ -95,7 +95,7 @@ def choose(settings: Settings) -> Settings:
             raise ValueError(
                 f"--num-envs auto: no environment count works; e.g. num_envs={tried.num_envs} failed: {tried.why}"
             )
-        terminal.print(f"{found.num_envs:>9}  chosen")
+        terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} chosen")
     return with_count(settings, found.num_envs)
 
 
@@ -152,7 +152,7 @@ def measure(built: Any, seed: int, num_seeds: int) -> float:
 
 
 def table(trials: Sequence[Trial]) -> list[str]:
-    """Return a line for each count, below a heading. Gains are those of one doubling."""
+    """Return a line for each count, below a heading. Gains are per doubling."""
     lines, before = ["--num-envs auto: steps a second, updates included", "     envs   steps/s   gain"], None
     for trial in trials:
         if trial.rate is None:
@@ -175,5 +175,5 @@ def _run(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def without_warmup(agent: Any) -> Any:
-    """Return the agent's options with learning from the start, since steps before that cost less."""
+    """Return the agent's options without a warmup, because steps without learning cost less."""
     return dataclasses.replace(agent, learning_starts=0) if hasattr(agent, "learning_starts") else agent

@@ -15,7 +15,7 @@ HOOKS = ("on_record", "on_evaluation", "on_end")
 
 
 class RunState:
-    """How far a run has come, for its callbacks; and the way to stop it."""
+    """The progress of a run, for its callbacks, and a method to stop it."""
 
     def __init__(self, folder: Path, env_steps: int, total_steps: int, num_updates: int, seconds: float):
         self.folder = folder  # the run directory
@@ -26,18 +26,18 @@ class RunState:
         self.stop_reason: str | None = None
 
     def stop(self, reason: str = "") -> None:
-        """Stop the run early. It ends as it would after its last update: saved and evaluated, and it can be resumed.
+        """Stop the run early. Like after its last update, the run is evaluated and saved, and can be resumed.
 
-        Asked for in `on_record`, the run ends with the next record; in `on_evaluation`, at once.
+        If called in `on_record`, the run ends with the next record; in `on_evaluation`, at once.
         """
         self.stop_reason = reason
 
 
 class Callback:
-    """Base class of callbacks. Override what you need; any object with some of these methods will do.
+    """Base class of callbacks. Override the methods you need; any object with some of these methods works too.
 
     The methods run on the host between chunks of updates, never inside a trace. They get copies, so they cannot change
-    what the run computes.
+    the run's results.
     """
 
     def on_record(self, records: list[dict[str, Any]], state: RunState) -> None:
@@ -47,27 +47,27 @@ class Callback:
         """Handle an evaluation: statistics over all seeds, as in `evaluations` of summary.json."""
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        """Handle the end of a run that is done, was stopped or has diverged: the contents of summary.json."""
+        """Handle the end of a run (done, stopped or diverged): the contents of summary.json."""
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Raise ValueError unless each is an object with at least one hook, spelled as in `Callback`."""
     known = ", ".join(HOOKS)
     if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Sequence):
-        raise ValueError(f"callbacks: not a list, got {type(callbacks).__name__}; pass callbacks=[...]")
+        raise ValueError(f"callbacks: must be a list, got {type(callbacks).__name__}; pass callbacks=[...]")
     for callback in callbacks:
         name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
         if isinstance(callback, type):
-            raise ValueError(f"callbacks: not an object, got the class {name}; pass {name}(...)")
+            raise ValueError(f"callbacks: must be instances, got the class {name}; pass {name}(...)")
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-            raise ValueError(f"callbacks: no hook to call, got {name}; define one of {known}")
+            raise ValueError(f"callbacks: must have a hook, got {name}; define one of {known}")
         unknown = [x for x in dir(callback) if x.startswith("on_") and x not in HOOKS]
         if isinstance(callback, Callback) and unknown:
             raise ValueError(f"callbacks: unknown hook, got {name}.{unknown[0]}; the hooks are {known}")
 
 
 class CallbackRunner:
-    """Calls a run's callbacks. After the first error it calls none of them any more."""
+    """Calls a run's callbacks, until the first error."""
 
     def __init__(self, callbacks: Sequence[Any]):
         self.callbacks = callbacks
@@ -85,12 +85,12 @@ class CallbackRunner:
         return state.stop_reason
 
     def call_at_end(self, progress: "RunProgress") -> None:
-        """Call `on_end` of every callback. Raise what one of them raises."""
+        """Call `on_end` of every callback. Raise an exception of a callback."""
         self._call("on_end", progress.summary)
         self.raise_error(progress)
 
     def raise_error(self, progress: "RunProgress") -> None:
-        """Raise what a callback raised, after a line that says which one and how the run is resumed."""
+        """Raise the exception of a callback, after printing its place and how to resume the run."""
         if self.error is None:
             return
         last = progress.checkpoints.last

@@ -1,4 +1,4 @@
-"""Save a run and restore it: the state of the training, and the host's numbers next to it."""
+"""Save and restore a run: the training state, and the numbers that the host tracks."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def has_envs(saved: checkpoint.Checkpoint) -> bool:
 
 
 class CheckpointManager:
-    """Saves a run at its cadence, and restores it."""
+    """Saves a run regularly, and restores it."""
 
     def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
@@ -86,11 +86,13 @@ class CheckpointManager:
         score: float | None = None,
         with_envs: bool = True,
     ) -> tuple[int, str] | None:
-        """Copy everything to the host and begin to write it. `score`: of its evaluation, if it is the best so far.
+        """Copy everything to the host and begin to write it.
 
-        `with_envs`: host environments are where the state is, so that theirs can be saved too.
+        Nothing is saved if a seed's numbers are not finite; the seed's index and the name of the array are returned.
 
-        Nothing is saved if a seed's numbers are not finite. Then return the seed's index and the name of the array.
+        Args:
+            score: The evaluation's score, if it is the best so far.
+            with_envs: Whether host environments are at the same step as the state, so that they can be saved too.
         """
         self.throttle.ready()
         folder = self.saver.folder(env_steps)
@@ -121,13 +123,13 @@ class CheckpointManager:
         return None
 
     def open_resources(self) -> None:
-        """Open what the agent keeps on the host, empty, and delete what no checkpoint names."""
+        """Open the agent's host resources, empty, and delete files that no checkpoint names."""
         for resource in self.plan.agent.resources:
             resource.open(self.plan.folder / resource.name)
         self.saver.prune()
 
     def wait(self) -> str:
-        """Wait until the checkpoint is on the disk. Return what went wrong, or ""; the one before is still there."""
+        """Wait until the checkpoint is on the disk. Return an error message, or ""; older checkpoints remain."""
         problem = self.saver.wait()
         return problem and f"{problem}; training continues"
 
@@ -138,7 +140,7 @@ class CheckpointManager:
         return lambda: env.host_state.load(state) if env.host_state and state else None
 
     def _states_of_envs(self) -> checkpoint.Arrays:
-        """Return the states of host environments by name; nothing if those of training or evaluation are not saved."""
+        """Return the states of host environments by name; nothing if some of them cannot be saved."""
         states = {prefix: self._state_of(env) for prefix, env in self._envs.items()}
         named = {prefix + name: x for prefix, state in states.items() for name, x in state.items()}
         return named if all(states.values()) else {}
@@ -155,13 +157,13 @@ class CheckpointManager:
         return {} if isinstance(state, str) else state
 
     def _restore_resources(self, saved: checkpoint.Checkpoint, agent_state: PyTree) -> PyTree:
-        """Load what the agent keeps on the host. Return the agent's state, without what is lost there."""
+        """Load the agent's host resources. Return the agent's state, without lost rows."""
         agent = self.plan.agent
         lost = [x.load(saved.manifest[checkpoint.RESOURCES][x.name]) for x in agent.resources]
         if not any(rows.any() for rows in lost):
             return agent_state
         num_lost, num_rows = sum(int(rows.sum()) for rows in lost), sum(len(rows) for rows in lost)
-        warnings.warn(f"{num_lost} of the {num_rows} rows of the replay are lost, and are not drawn any more")
+        warnings.warn(f"{num_lost} of the {num_rows} rows of the replay are lost and no longer sampled")
         if len(lost) == 1:
             return agent.forget(agent_state, lost[0])
         shards = [agent.forget(jax.tree.map(lambda x: x[i], agent_state), rows) for i, rows in enumerate(lost)]  # noqa: B023

@@ -102,7 +102,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
         warnings.warn(
-            f"nothing will be learned: gradient steps come after step {first}, and the run ends at step {last}"
+            f"nothing will be learned: gradient steps begin after step {first}, but the run ends at step {last}"
         )
     for line in dict.fromkeys((*_check_options(plan), *plan.env.warnings, *plan.eval_env.warnings)):
         warnings.warn(line)
@@ -121,7 +121,7 @@ def announce(plan: Plan, terminal: Console) -> None:
 
 
 def _print_sizes(plan: Plan, terminal: Console) -> None:
-    """Print the memory and the disk space that a run needs, and what is free."""
+    """Print the memory and the disk space that a run needs, and the free space."""
     from jaxrl_fast.training import disk
 
     options = plan.settings.options
@@ -140,7 +140,7 @@ def _print_sizes(plan: Plan, terminal: Console) -> None:
 
 
 def _check_options(plan: Plan) -> list[str]:
-    """Return warnings about options that have no effect here, or that do not go together."""
+    """Return warnings about options that have no effect here, or whose combination is probably a mistake."""
     from jaxrl_fast.training import unused
 
     agent, num_envs = plan.settings.agent, plan.settings.options.num_envs
@@ -158,7 +158,7 @@ def _from_where(plan: Plan) -> str:
     old, new = flat(before), flat(now)
     changed = [f"{k} {old.get(k, 'unknown')} is now {new.get(k)}" for k in old | new if old.get(k) != new.get(k)]
     if changed:
-        warnings.warn(f"the resumed run may not be exact to the bit: {', '.join(sorted(changed))}")
+        warnings.warn(f"the resumed run may not be bit-exact: {', '.join(sorted(changed))}")
     total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
     longer = f"; schedules now end at step {formatting.short_number(total)}" if total != was["total_steps"] else ""
     longer += (

@@ -51,7 +51,7 @@ class Dispatcher:
         self.mark_idle()
 
     def mark_idle(self) -> None:
-        """Count the device as idle from now on. Its work until now is not counted as training."""
+        """Count the device as idle from now. Its work until now does not count as training."""
         self.idle_since = time.perf_counter()
 
     @property

@@ -17,17 +17,17 @@ def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
 
 
 def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool, quarantine: bool | None = False) -> str:
-    """Return what the user can do. Where the environment is the cause, no learning rate would help."""
+    """Return advice: a lower learning rate, or --quarantine if the environment is the cause."""
     last = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "there is no checkpoint"
-    cause = f"{env_id} gives observations or rewards that are not finite"
-    cause += "" if quarantine or not env_is_cause else "; --quarantine resets it when it does"
+    cause = f"{env_id} returns NaN or infinite observations or rewards"
+    cause += "" if quarantine or not env_is_cause else "; --quarantine resets such an environment"
     return f"{last}; {cause if env_is_cause else f'try a lower learning rate, unless {cause}'}"
 
 
 def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
     """Tell whether current observations and sums of rewards are finite: of one member, or of a state without members.
 
-    An observation that has been replaced meanwhile tells nothing.
+    Only current observations are checked, not replaced ones.
     """
     actors = state.actors
     parts = [sent.actors for sent in actors.pending] if isinstance(actors, async_rollout.AsyncActors) else [actors]

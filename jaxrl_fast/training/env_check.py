@@ -1,4 +1,4 @@
-"""Try an environment: step it with random actions, and find what would spoil a training."""
+"""Check an environment: step it with random actions, and find problems that would spoil a training."""
 
 import time
 from collections.abc import Iterator
@@ -8,31 +8,33 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_fast.utils.errors import EnvFault
 from jaxrl_fast.utils.option import COUNT, SIZE, Bounds, option
 
-NUM_ENVS = 4  # that are stepped together
-TRIAL_STEPS = 20  # of each, which decide how many more there is time for
+NUM_ENVS = 4  # environments that are stepped together
+TRIAL_STEPS = 20  # first steps, from whose time the number of further steps is chosen
 LARGE_REWARD = 100.0  # in absolute value
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the environment is tried."""
+    """Environment and effort of the check."""
 
     env_options: dict[str, Any] = option({}, "Parameters of the environment.")
-    steps: int = option(1000, "Most steps of each of four environments.", bounds=COUNT)
-    max_time: float = option(20.0, "Seconds for one pass over the steps.", bounds=Bounds(0, exclusive_min=True))
+    steps: int = option(1000, "Maximum number of steps in each of four environments.", bounds=COUNT)
+    max_time: float = option(
+        20.0, "Time limit of one pass over these steps, in seconds.", bounds=Bounds(0, exclusive_min=True)
+    )
     algo: str = option("ppo", "Algorithm whose training is timed; none: no training is timed.")
-    num_envs: int = option(8, "Environments of that training.", bounds=SIZE)
+    num_envs: int = option(8, "Number of environments of the timed training.", bounds=SIZE)
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
-    level: Literal["ok", "note", "mend"]
+    level: Literal["ok", "note", "fix"]
     text: str
 
 
 class Rows(NamedTuple):
-    """T steps of N environments, as numpy arrays. With P players there are P * N rows, those of the first one first."""
+    """T steps of N environments, as numpy arrays; with P players, P * N rows, in the order of players."""
 
     first_obs: Any  # [N, ...]
     obs: Any  # [T, N, ...]
@@ -53,7 +55,7 @@ class Rows(NamedTuple):
 
 
 def check(env_id: Any, options: Options) -> Iterator[Finding]:
-    """Yield what is found. Exceptions of the environment leave with their place, see `errors.blamed`.
+    """Yield the findings. Exceptions of the environment carry a note of their place, see `errors.blamed`.
 
     Raises:
         ValueError: If the environment cannot be made.
@@ -152,11 +154,11 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
     if num_terminated + num_truncated:
         yield Finding("ok", f"episodes     {num_terminated + num_truncated} in {size}: {ends}")
     else:
-        yield Finding("mend", f"episodes     none ended in {size}; without ends there are no returns, "
+        yield Finding("fix", f"episodes     none ended in {size}; without ends there are no returns, "
                               "so add a time limit: --env-option max_episode_steps=1000")  # fmt: skip
     lengths = np.concatenate([np.diff(np.flatnonzero(one)) - 1 for one in last.T])
     if num_terminated > 1 and not num_truncated and len(lengths) > 1 and len(set(lengths.tolist())) == 1:
-        yield Finding("mend", f"ends         every episode terminated after {lengths[0]} steps; if that is a time "
+        yield Finding("fix", f"ends         every episode terminated after {lengths[0]} steps; if that is a time "
                               "limit, report it as truncated, so that values bootstrap there")  # fmt: skip
     begins = np.vstack([np.zeros_like(rows.last[:1]), rows.last[:-1]])  # rows without a reward
     low, high = float(rows.reward[~begins].min()), float(rows.reward[~begins].max())
@@ -164,21 +166,21 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
     hint = "; --agent.normalize-rewards may help" if large else ""
     yield Finding("note" if large else "ok", f"rewards      {low:g} to {high:g}{hint}")
     if low == high:
-        yield Finding("note", "rewards      all are equal, so random actions find nothing to learn from")
+        yield Finding("note", "rewards      all rewards of random actions are equal, so there is nothing to learn from")
 
 
 def _of_seeds(env_id: Any, options: Options, rows: Rows, num_steps: int, on_device: bool) -> Iterator[Finding]:
-    """Yield findings about random numbers: whether a seed repeats an episode, and another seed gives another."""
+    """Yield findings about random numbers: whether a seed repeats an episode, and whether environments differ."""
     again = _rows(env_id, options, NUM_ENVS, 0, num_steps)
     if at := _first_difference(rows, again):
-        yield Finding("mend", f"seeds        the same seed and actions gave another {at}; draw all random numbers from "
-                              "self.np_random, which reset(seed=...) seeds")  # fmt: skip
+        yield Finding("fix", f"seeds        the same seed and actions gave a different {at}; draw all random numbers "
+                              "from self.np_random, which reset(seed=...) seeds")  # fmt: skip
     else:
         yield Finding("ok", "seeds        the same seed and actions give the same steps")
     alone = None if at or on_device else _rows(env_id, options, 1, 0, num_steps)
     if alone is not None and (apart := _first_difference(rows, alone, 1)):
-        yield Finding("mend", f"state        an environment gave another {apart} alone than next to others; keep its "
-                              "state in self, not in the class or the module")  # fmt: skip
+        yield Finding("fix", f"state        an environment gave a different {apart} alone than next to others; keep "
+                              "its state in self, not in the class or the module")  # fmt: skip
     if _same_starts(rows.first_obs):
         yield Finding("note", "seeds        all environments start with the same observation")
 
@@ -201,7 +203,7 @@ def _first_difference(one: Rows, other: Rows, num_envs: int = NUM_ENVS) -> str:
 
 
 def _of_saving(env: Any) -> Iterator[Finding]:
-    """Yield whether a resumed run continues the episodes of environments on the host."""
+    """Yield a finding: whether a resumed run continues the episodes of host environments."""
     if env.host_state is None:
         return
     try:
@@ -230,7 +232,7 @@ def _settings(env_id: Any, options: Options) -> Any:
 
 
 def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
-    """Yield how long a step takes, alone and as a part of a training."""
+    """Yield findings about the duration of a step, alone and as a part of a training."""
     from jaxrl_fast.utils.formatting import short_number
 
     each = rows.duration / rows.ends.size

@@ -18,11 +18,11 @@ from jaxrl_fast.utils.signals import interruptible
 
 BLOCK = 64  # steps between checks whether all episodes have ended
 MAX_STEPS = window.MAX_STEPS  # of an episode
-EVAL_FOLD = 2**32 - 1  # makes keys differ from those of training, which are the first splits of the same key
+EVAL_FOLD = 2**32 - 1  # separates the keys from training, which uses the first splits of the same key
 
 
 class EpisodeBatch(NamedTuple):
-    """The first K episodes of each of N environments. The first to end over all environments would be short ones."""
+    """The first K episodes of each of N environments, since the first to end of all would be biased to short ones."""
 
     score: Array  # [N, K] f32
     length: Array  # [N, K] int32
@@ -91,9 +91,8 @@ def max_steps(num_episodes: int) -> int:
 def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, None]:
     """Take a step in all environments, and record the return of each episode that ends within the limit.
 
-    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, without a time limit, the
-    best policy would have no return at all. A worse policy would have only the returns of its worst episodes. The
-    returns of players who wait for the end of such a game count too.
+    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, endless episodes, often the
+    best ones, would have no return. The returns of players who wait for the end of such a game count too.
     """
     actors, (row, (over, score, length, _)) = rollout.step(env, agent, policy, now.actors, noise)
     in_game = partial(_in_game, max(len(env.spec.players), 1))
@@ -131,7 +130,7 @@ class Frame(NamedTuple):
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
     """Yield every frame of one environment under `exploit`, for an unlimited number of episodes.
 
-    With several players, it is the first one's. Observations are whole, if the environment has `whole_obs`.
+    With several players, the frames show the first player. Observations are whole if the environment has `whole_obs`.
     """
     obs_of = lambda actors: (
         env.whole_obs.read(actors.env, actors.timestep.obs) if env.whole_obs else actors.timestep.obs

@@ -138,7 +138,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     steps_per_update = rollout_length * options.num_envs
     if steps_per_update > MAX_STEPS:
         each = f"{rollout_length} in each of {options.num_envs} environments"
-        raise ValueError(f"an update has at most {MAX_STEPS} steps, got {steps_per_update}: {each}")
+        raise ValueError(f"an update must have at most {MAX_STEPS} steps, got {steps_per_update}: {each}")
     num_updates = count_updates(options, steps_per_update, saved)
     settings, env, agent, placement = build.build(settings, algorithm, num_updates, before, done)
     options = settings.options
@@ -212,8 +212,8 @@ def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
     settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))
     if settled and options.total_steps > saved.manifest["config"]["total_steps"]:
         raise ValueError(
-            f"--total-steps: this run has stopped because it is solved, got {options.total_steps}; "
-            "use --no-stop-when-solved to train on"
+            f"--total-steps: cannot extend a run that stopped as solved, got {options.total_steps}; "
+            "use --no-stop-when-solved to continue"
         )
 
 

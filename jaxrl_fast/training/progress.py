@@ -1,4 +1,4 @@
-"""Hold the host's numbers of a run, from its start to its summary."""
+"""Track the progress of a run on the host, from its start to its summary."""
 
 import contextlib
 import time
@@ -25,7 +25,7 @@ TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processe
 
 
 class RunProgress:
-    """What the host knows of a run. It is complete at any moment, so a summary can be written whatever happens."""
+    """The host's record of a run. It is always complete, so that a summary can be written after any failure."""
 
     def __init__(self, plan: Plan):
         options = plan.settings.options
@@ -56,17 +56,17 @@ class RunProgress:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of each seed so far."""
+        """Return the environment steps of each seed so far."""
         return self.finished * self.plan.steps_per_update
 
     @property
     def wall_time(self) -> float:
-        """Seconds since the run started, in all of its processes."""
+        """Return the seconds since the run started, in all of its processes."""
         return time.perf_counter() - self.start_time
 
     @property
     def is_done_and_saved(self) -> bool:
-        """Whether the run has reached its end, and its last state is on the disk."""
+        """Return whether the run has reached its end and its last state is on the disk."""
         return self.status == "done" and self.checkpoints.saved_at(self.env_steps)
 
     def elapsed(self) -> dict[str, float]:
@@ -93,7 +93,7 @@ class RunProgress:
         had_none = not any(self.tracker.quarantined)
         failing = self.tracker.add_quarantined(done.rows)
         if had_none and any(self.tracker.quarantined):
-            warnings.warn(f"an environment's numbers are not finite by step {self.env_steps}; it is reset")
+            warnings.warn(f"an environment returned NaN or infinity by step {self.env_steps}; it is reset")
         found = self.tracker.add(done.rows | {"train_time_s": clock, "wall_time_s": wall})
         steps = self.plan.steps_per_update
         problems = [(wrong.member, f"{wrong.metric} is not finite", wrong.update * steps) for wrong in found]
@@ -104,7 +104,7 @@ class RunProgress:
         return unstable + [(*problem, bool(returns_are_finite[problem[0]])) for problem in problems]
 
     def result(self) -> RunResult:
-        """Return what the summary says about the run as a whole."""
+        """Return the outcome of the whole run for the summary."""
         return RunResult(
             status=self.status,
             failure=self.failure,
@@ -118,7 +118,7 @@ class RunProgress:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Write the summary at the end, whatever happens meanwhile. Out of memory becomes a MemoryError of one line."""
+        """Write the summary when the context ends, even by an exception. Out of memory becomes a MemoryError."""
         try:
             yield
         except Exception as error:
@@ -134,7 +134,7 @@ class RunProgress:
             self.close()
 
     def close(self) -> None:
-        """Write the summary and the curve. A resume that failed before it trained leaves the folder as it was."""
+        """Write the summary and the curve. A resume that failed before training does not change the folder."""
         if self.logger is None and self.plan.saved:
             return
         self.join_checkpoint()

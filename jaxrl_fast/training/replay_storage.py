@@ -1,4 +1,4 @@
-"""Decide where the observations of a replay lie: on the device, in the host's memory, or on the disk."""
+"""Choose the storage of a replay's observations: device memory, host memory, or disk."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ STORES = "device", "host", "disk"
 
 
 class Decision(NamedTuple):
-    """Where observations lie."""
+    """The chosen storage."""
 
     settings: Settings  # with the store and the compression
     agent: Agent
@@ -46,9 +46,9 @@ def decide(
     make: Callable[[Any], Agent],
     resumed: bool,
 ) -> Decision:
-    """Return the store, chosen by what is free if it is "auto". `agent` has its replay on the device.
+    """Return the storage; "auto" chooses by free space. `agent` has its replay on the device.
 
-    Raises ValueError if the store that was asked for has not the room, or cannot be used.
+    Raises ValueError if the requested storage is too small or cannot be used.
     """
     config, of_folder = settings.agent, bool(settings.options.replay_dir)
     asked, several = getattr(config, "replay_storage", "device"), placement.num_seeds > 1
@@ -106,7 +106,7 @@ def _free_on_disk(options: Options) -> int | None:
 def _note(
     config: Any, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, asked: str, free_on_disk: int | None
 ) -> str:
-    """Return where observations lie, what they need and what is free, and why they lie there."""
+    """Return a note about the storage: its name, the bytes needed and free, and the reason of the choice."""
     on_disk = config.replay_storage == "disk"
     free = free_on_disk if on_disk else host_free_bytes()
     parts = [f"observations {'on disk' if on_disk else 'in the host memory'}"]
@@ -118,7 +118,7 @@ def _note(
 
 
 def _compression(config: Any, env: Env) -> bool:
-    """Return whether observations are compressed. Raise ValueError if that is asked for and impossible."""
+    """Return the compression of observations. Raise ValueError if the requested one is impossible."""
     if config.replay_compression == "none":
         return False
     of_bytes = all(x.dtype.itemsize == 1 for x in jax.tree.leaves(env.spec.obs))
@@ -139,13 +139,13 @@ def _capacities(
     on_disk: int | None,
     copies_on_disk: int,
 ) -> dict[str, float]:
-    """Return the largest buffer_size that each store has room for. `there`: an agent without observations.
+    """Return the largest buffer_size that fits into each storage. `there`: an agent without observations.
 
     On a CPU, the device's memory is the host's. On disk, the best checkpoint may keep blocks that the newest has not.
     """
     copies, raw = needs.copies, (needs.replay - there.replay) / buffer_size
     kept = raw / SHRINK if packed else raw
-    in_memory = kept if packed else 2 * kept  # what is new is copied while it is saved
+    in_memory = kept if packed else 2 * kept  # new blocks are copied while they are saved
     shared = jax.local_devices()[0].platform == "cpu"
     others = copies * there.replay / buffer_size  # bytes on the device for each transition
     infinite = lambda free: math.inf if free is None else free

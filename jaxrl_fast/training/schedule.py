@@ -1,4 +1,4 @@
-"""Decide what a run does next: submit updates, collect a chunk, evaluate, save or stop. Plain integers only."""
+"""Choose the next action of a run: submit updates, collect a chunk, evaluate, save or stop. Plain integers only."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -7,7 +7,7 @@ MAX_PENDING = 2  # chunks: one that the device computes, and one that waits behi
 
 
 class Kind(Enum):
-    """What the trainer can be told to do."""
+    """The actions of the trainer."""
 
     SUBMIT = "submit"  # updates, as one chunk
     COLLECT = "collect"  # the oldest pending chunk, and write the records that it completes
@@ -17,7 +17,7 @@ class Kind(Enum):
 
 
 class Event(NamedTuple):
-    """What comes next."""
+    """The next action of the trainer."""
 
     kind: Kind
     limit: int = 0  # SUBMIT: the update at which the chunk must end at the latest
@@ -34,7 +34,7 @@ class Cadence(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a run has come. Counts are updates since its beginning."""
+    """The progress of a run. Counts are updates since its beginning."""
 
     finished: int  # their metrics are on the host
     submitted: int
@@ -62,10 +62,10 @@ def next_multiple(num_updates: int, every: int) -> int:
 
 
 def next_event(cadence: Cadence, now: Progress) -> Event:
-    """Return what comes next.
+    """Return the next action.
 
     No chunk passes an evaluation or a save. Both need the state of exactly that update, so they wait until the device
-    is idle. In between, a chunk is submitted before the metrics of the one before are read.
+    is idle. In between, a chunk is submitted before the metrics of the previous chunk are read.
     """
     if now.num_pending == 0:
         ends = now.stopping or now.finished >= now.last_update
@@ -80,7 +80,7 @@ def next_event(cadence: Cadence, now: Progress) -> Event:
 
 
 def _kind_at_boundary(cadence: Cadence, now: Progress) -> Kind | None:
-    """Return what is due before more updates. The evaluation comes first: it belongs to the record that ends here."""
+    """Return the action due before more updates. Evaluations come first, as a part of the record that ends here."""
     if is_multiple(now.finished, cadence.eval_every) and now.evaluated != now.finished:
         return Kind.EVALUATE
     if (is_multiple(now.finished, cadence.save_every) or now.save_due) and now.saved != now.finished:
@@ -89,10 +89,10 @@ def _kind_at_boundary(cadence: Cadence, now: Progress) -> Kind | None:
 
 
 def _kind_at_end(cadence: Cadence, now: Progress) -> Kind:
-    """Return what is still to be done at the end.
+    """Return the next action at the end of a run.
 
-    The save comes first: an evaluation that only the end has asked for is not part of it. So a resumed run writes what
-    a run without the stop would have written.
+    The save precedes the final evaluation, which is not a part of it. So a resumed run writes the same records as a run
+    that was never stopped.
     """
     may_save = not now.stopping or cadence.saves_at_stop or is_multiple(now.finished, cadence.save_every)
     if may_save and now.saved != now.finished:
@@ -111,7 +111,7 @@ def _limit(cadence: Cadence, now: Progress) -> int:
 def _cut(cadence: Cadence, submitted: int, limit: int) -> int:
     """Return the limit of one chunk.
 
-    A run that a record may end has no chunk beyond the record's end. At most one chunk waits behind another, so the run
-    knows of each record before it submits the next but one: where it ends depends on no clock.
+    If a record may end the run, no chunk passes the end of a record. At most one chunk waits behind another, so each
+    record is read before the second one after it is submitted. So the end of a run does not depend on the clock.
     """
     return min(limit, next_multiple(submitted, cadence.record_length)) if cadence.cut_at_records else limit

@@ -31,7 +31,7 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 
 @contextlib.contextmanager
 def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]:
-    """Open the host resources of the agent for the context, then print what each has stored.
+    """Open the host resources of the agent for the context, then print the size of each.
 
     With --no-keep-replay, the files of a run that is done are deleted once its last checkpoint is on the disk.
     """
@@ -53,7 +53,7 @@ def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]
 
 
 def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:
-    """Compile the training program, and say how long it took and how much memory it needs."""
+    """Compile the training program, and print the duration and the memory needed."""
     plan = progress.plan
     terminal.print("compiling ...")
     with compile_cache.watch(cache) as use:
@@ -65,7 +65,7 @@ def compile_program(progress: RunProgress, terminal: Console, cache: Path | None
 
 
 def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
-    """Return the state before training, or the one that was saved; and open the run's log there."""
+    """Return the initial state or the saved one, and open the run's log at its step."""
     plan, seeds = progress.plan, np.asarray(progress.seeds, np.int32)
     if plan.saved is None:
         state = compiled.init(seeds if len(seeds) > 1 else seeds[0])

@@ -1,4 +1,4 @@
-"""Train one run: carry out its schedule, and write down what comes of it."""
+"""Train one run: carry out its schedule, and write its results."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What a run leaves behind."""
+    """The final state and status of a run."""
 
     folder: Path
     summary: dict[str, Any]
     agent_state: Any  # what `explore` and `exploit` take, with a leading axis if there are several seeds
-    signal: int | None  # what stopped it
+    signal: int | None  # the signal that stopped it
     failure: str  # why it could not continue, in a sentence
     late_signal: int | None = None  # a signal that arrived, perhaps too late to stop it
-    failed_outputs: str = ""  # what is missing on the disk, for a sentence
+    failed_outputs: str = ""  # outputs missing on the disk, as text
 
 
 def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = ()) -> Outcome:
@@ -69,7 +69,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
 
 
 def dry_run(plan: Plan) -> None:
-    """Compile the program of a run, and print what the run would need. Nothing is trained or written."""
+    """Compile the program of a run, and print the resources it would need. Nothing is trained or written."""
     from jaxrl_fast.training import startup
     from jaxrl_fast.training.progress import RunProgress
 
@@ -116,12 +116,12 @@ class Trainer:
 
     @property
     def finished(self) -> int:
-        """Updates whose metrics have been read."""
+        """Return the number of updates whose metrics have been read."""
         return self.progress.finished
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of each seed so far."""
+        """Return the environment steps of each seed so far."""
         return self.progress.env_steps
 
     @property
@@ -138,7 +138,7 @@ class Trainer:
         return self.planned_update if self.stop_at is None else min(self.stop_at, self.planned_update)
 
     def _record_after(self, update: int) -> int:
-        """Return the end of the record after the one that this update is in. A chunk up to there may have begun."""
+        """Return the end of the record after this update's record. A chunk up to there may have begun."""
         length = self.progress.record_length
         return (-(-update // length) + 1) * length
 
@@ -151,7 +151,7 @@ class Trainer:
         return self.signal is not None or bool(self.progress.failure) or self.callbacks.error is not None
 
     def next_event(self) -> schedule.Event:
-        """Ask the schedule what comes next."""
+        """Return the next action of the schedule."""
         at, steps = self.tracker.evaluated_at, self.plan.steps_per_update
         now = schedule.Progress(
             finished=self.finished,
@@ -235,7 +235,7 @@ class Trainer:
         self.progress.failure = self.progress.failure or f"{where}; {advice}"
 
     def record(self, **which: Any) -> None:
-        """Write the records that are complete; an evaluation goes into the last one."""
+        """Write the complete records; the last one includes the evaluation."""
         for records in self.tracker.records(**which):
             self.logger.write(records)
             self.notify("on_record", records, self._record_after(self.tracker.recorded))
@@ -292,7 +292,7 @@ class Trainer:
             self.terminal.print(": ".join(filter(None, (where, reason))))
 
     def conclude(self) -> None:
-        """Decide the run's status. Raise what a callback raised."""
+        """Set the run's status. Raise an exception of a callback."""
         progress = self.progress
         if self.finished == self.last_update and self.tracker.evaluated_at == self.env_steps:
             self.signal = None  # it arrived too late to stop anything
@@ -301,7 +301,7 @@ class Trainer:
         self.callbacks.raise_error(progress)
 
     def outcome(self) -> Outcome:
-        """Return what the run leaves behind."""
+        """Return the final state and status of the run."""
         progress = self.progress
         may_be_unsaved = progress.failure or self.exact_host_resume and self.signal
         unsaved = not (self.checkpoints.saved_at(self.env_steps) or may_be_unsaved)

@@ -1,7 +1,7 @@
 """Find options that have no effect in a run, because of its other options or its environment.
 
 Three places declare them: `only` of an option (`utils.option`), `unused` of an algorithm's options (`agents.configs`),
-and `_of_run`. An option that lacks its switch (`needs`) has been refused by then (`config.settings.check_unused`).
+and `_of_run`. An option without its required option (`needs`) was rejected before (`config.settings.check_unused`).
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def _exceeding(plan: Plan) -> list[str]:
 
 
 def reasons(rows: Iterable[Unused]) -> dict[str, str]:
-    """Return why options have no effect, by name; of several reasons the first."""
+    """Return the first reason why each option has no effect, by name."""
     found: dict[str, str] = {}
     for name, is_unused, why in rows:
         if is_unused:
@@ -54,7 +54,7 @@ def reasons(rows: Iterable[Unused]) -> dict[str, str]:
 
 
 def _of_run(plan: Plan) -> list[Unused]:
-    """Return the options of a run, and the one of a replay that depends on where it lies."""
+    """Return the options of a run that may have no effect, and the replay option that depends on the storage."""
     options, env, has_files = plan.settings.options, plan.env, bool(plan.agent.resources)
     on_device, no_files = f"{env.spec.id} runs on the device", "no replay is in host memory or on disk"
     has_workers = any("worker process" in line for line in env.info)
@@ -63,7 +63,7 @@ def _of_run(plan: Plan) -> list[Unused]:
     all_episodes_at_once = options.eval_envs > num_episodes and len({*num_eval_envs}) == 1
     has_replay = hasattr(plan.settings.agent, "replay_compression")
     return [
-        ("eval_envs", all_episodes_at_once, f"{num_episodes} episodes take {num_episodes} environments"),
+        ("eval_envs", all_episodes_at_once, f"{num_episodes} episodes need {num_episodes} environments"),
         ("console_every", options.log_level == "quiet" and not in_sweep, "log_level is quiet"),
         ("project", not (options.wandb or options.trackio), "neither wandb nor trackio is on"),
         ("host_bridge", env.on_device, on_device),
@@ -74,13 +74,13 @@ def _of_run(plan: Plan) -> list[Unused]:
         ("on_damaged_replay", not options.resume, "no run is resumed"),
         ("on_damaged_replay", not has_files, no_files),
         ("exact_resume", env.on_device, f"{on_device}, and is always resumed exactly"),
-        ("on_nonfinite", options.num_seeds == 1 and not in_sweep, "there is one seed"),
+        ("on_nonfinite", options.num_seeds == 1 and not in_sweep, "num_seeds is 1"),
         ("agent.replay_compression", has_replay and not has_files, "the replay is on the device"),
     ]
 
 
 def _of_agent(plan: Plan, agent: Any) -> dict[str, str]:
-    """Return why options of an algorithm have no effect: what `only` names is missing, or other options decide it."""
+    """Return why options of an algorithm have no effect: because of `only`, or of other options."""
     missing = reasons(_missing(plan, agent))
     found = {o.name: missing[o.only] for o in options_of(type(agent)).values() if o.only in missing}
     found = reasons(agent.unused()) | found if hasattr(agent, "unused") else found
@@ -88,7 +88,7 @@ def _of_agent(plan: Plan, agent: Any) -> dict[str, str]:
 
 
 def _missing(plan: Plan, agent: Any) -> list[Unused]:
-    """Return the situations that `only` of an option may name, and whether the run is another one."""
+    """Return the situations that `only` of an option may name, and whether the run lacks them."""
     spec, split, updates = plan.env.spec, plan.env.parallelism, plan.agent.gradient_steps
     num_acting = spec.num_envs * split.num_shards // split.num_pools
     has_image = any(len(part.shape) in (2, 3) for part in jax.tree.leaves(spec.obs))
@@ -97,7 +97,7 @@ def _missing(plan: Plan, agent: Any) -> list[Unused]:
     return [
         ("continuous", not isinstance(spec.action, Box), f"the actions of {spec.id} are discrete"),
         ("several_envs", num_acting == 1, "one environment acts at a time"),
-        ("no_simba", getattr(agent, "network", "") == "simba", "network simba has normalization of its own"),
+        ("no_simba", getattr(agent, "network", "") == "simba", "network simba has built-in normalization"),
         ("images", not has_image, f"{spec.id} has no observation [H, W] or [H, W, C]"),
-        ("several_steps", has_one_step, "an update has one gradient step, from the policy that acted"),
+        ("several_steps", has_one_step, "an update has one gradient step, on data of the current policy"),
     ]

@@ -1,4 +1,4 @@
-"""Use JAX's persistent compilation cache, and repair what a full disk leaves in it."""
+"""Use JAX's persistent compilation cache, and repair entries that a full disk has damaged."""
 
 import contextlib
 import os
@@ -57,7 +57,7 @@ def compile_cache(enabled: bool) -> Iterator[Path | None]:
 
 
 class CacheUse:
-    """What the cache did within `watch`."""
+    """The use of the cache within `watch`."""
 
     from_cache = False  # a program was read, and no other one was added
     added = False  # a program was added that later processes can read
@@ -65,7 +65,7 @@ class CacheUse:
 
 @contextlib.contextmanager
 def watch(cache: Path | None) -> Iterator[CacheUse]:
-    """Yield a record of what the cache does in the context; it is filled at the end."""
+    """Yield a record of the use of the cache in the context, filled at the end."""
     use, before, num_entries = CacheUse(), dict(_counts), num_cache_entries(cache)
     yield use
     new = {name: _counts[name] - before[name] for name in before}
@@ -121,7 +121,7 @@ def _close() -> None:
 
 
 def _apply() -> Path | None:
-    """Set what all open contexts agree on. Return the cache's folder, or None if the cache is off."""
+    """Apply the settings common to all open contexts. Return the cache's folder, or None if the cache is off."""
     enabled = all(_wanted) and _before["jax_enable_compilation_cache"]  # the user may have disabled it
     folder = _cache_folder(_before["jax_compilation_cache_dir"]) if enabled else None
     settings = _before | {"jax_enable_compilation_cache": folder is not None}
@@ -165,7 +165,7 @@ def _count_hit(event: str, **_: Any) -> None:
 def _repair(action: str, program: str, reason: str) -> None:
     """Remove the damaged entries of a program, so that JAX can write a new one, and warn.
 
-    JAX warns before it compiles, and keeps a file that exists. A full disk cuts what it writes.
+    JAX warns before it compiles, and keeps existing files. A full disk truncates the files that JAX writes.
     """
     import jax
 

@@ -98,7 +98,7 @@ def _available() -> int | None:
 def _left_in_groups() -> Iterator[int]:
     """Yield the free bytes of each control group of this process: a container or a job may have a limit.
 
-    In a container that sees its own group as the root, the reported path does not exist, and the root is read.
+    Some containers see their own group as the root. Then the reported path does not exist, and the root is read.
     """
     try:
         lines = OWN_GROUP.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -100,8 +100,8 @@ def option(
             or another network than simba ("no_simba").
         traced: whether `make` only calculates with this real number, so that a sweep over it is one program;
             "nonzero" if 0 changes the program.
-        sweepable: whether a sweep may have several values of it.
-        resumable: whether a resume may change it; "inexact" if not in a run with `exact_resume`.
+        sweepable: whether a sweep may have several values of the option.
+        resumable: whether a resume may change the option; "inexact": unless the run has `exact_resume`.
         equal: compares two values when a run is resumed.
     """
     names = ("help", "words", "needs", "only", "traced", "sweepable", "resumable", "equal")

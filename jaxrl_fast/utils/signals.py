@@ -20,7 +20,7 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # submitit send
 
 
 def stop_with_parent(parent: int) -> None:
-    """Send SIGUSR1 to this process when its parent process has ended, for whatever reason.
+    """Send SIGUSR1 to this process when its parent process has ended.
 
     A parent that receives another stop signal passes it on to this process. SIGUSR1 differs from it because a repeated
     signal means to quit at once, before the training is saved (`stop_signals`).

@@ -163,14 +163,20 @@ def test_sweep_varies_option_that_is_used_in_python_condition(write):
 
 
 WRONG = {
-    "no_make": ("Config = int", "has no make"),
-    "nothing": ("", "has no Config and no make"),
-    "no_dataclass": ("Config = int\ndef make(): ...", "Config is not a dataclass"),
-    "no_default": (HILL_CLIMBING.replace("int = 200", "int"), "Config.rollout_length has no default"),
-    "no_rollout": (HILL_CLIMBING.replace("rollout_length: int", "steps: int"), "Config has no rollout_length"),
+    "no_make": ("Config = int", "got no make"),
+    "nothing": ("", "got no Config and no make"),
+    "no_dataclass": ("Config = int\ndef make(): ...", "Config must be a dataclass, got builtins:int; add"),
+    "no_default": (
+        HILL_CLIMBING.replace("int = 200", "int"),
+        "fields of Config must have defaults, got none for rollout_length",
+    ),
+    "no_rollout": (
+        HILL_CLIMBING.replace("rollout_length: int", "steps: int"),
+        "Config must have a field rollout_length",
+    ),
     "no_types": (
         HILL_CLIMBING.replace("spread: float", "spread: 'Nowhere'"),
-        "the types of its Config cannot be read (name",
+        "the fields of Config cannot be read (name",
     ),
     "leaves": ("raise SystemExit(0)", "failed with SystemExit: 0"),
     "no_import": ("import nowhere_at_all", "failed with ModuleNotFoundError: No module named 'nowhere_at_all'"),
@@ -301,8 +307,8 @@ def test_custom_options_support_bounds_needs_and_help(write, capsys):
 @pytest.mark.parametrize(
     ("declared", "says"),
     [
-        ("needs=('nothing', True)", "needs nothing, which it does not have"),
-        ("traced=True", "is traced, but not a float"),
+        ("needs=('nothing', True)", "needs nothing, which is not a field"),
+        ("traced=True", "must be a float to be traced"),
     ],
 )
 def test_config_rejects_invalid_option_declaration(write, declared, says):

@@ -684,7 +684,7 @@ def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
             r"cannot be counted .* target_update_interval 536870912, got 1\.5; use (1|2)\.0$",
         ),
         (dict(replay_ratio=0.3333333333, target_update_interval=2**29), r"; use 0\.4$"),
-        (dict(num_updates=2**31, replay_ratio=4), "gradient steps in all are more than"),
+        (dict(num_updates=2**31, replay_ratio=4), "gradient steps, got"),
     ],
 )
 def test_make_rejects_invalid_options(config, words):

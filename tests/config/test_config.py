@@ -262,7 +262,7 @@ def test_preset_is_read_from_standard_input(monkeypatch):
     for text, why in (
         (" \n", "got - and nothing on it; pipe a file"),
         ("# nothing\n", "standard input: the preset is empty"),
-        ("frob: 1\n", "frob in standard input: there is no such option"),
+        ("frob: 1\n", "frob in standard input: unknown option"),
         ("[1", "standard input line 1: not readable as YAML"),
     ):
         pipe(text)
@@ -335,7 +335,7 @@ def test_help_lists_every_option_without_importing_array_libraries():
 # Each entry: a command line, and words of its one-line error message.
 MISTAKES = [
     ("-seed 3", ["-seed", "did you mean"]),
-    ("--config=", ["--config: there is no preset or file ''\n"]),
+    ("--config=", ["--config: must be a preset or a file, got ''\n"]),
     ("ppo --agent.activation gelu", ["--agent.activation", "'gelu'", "'tanh'", "'relu'"]),
     ("ppo --agent.network mlpp", ["--agent.network", "did you mean mlp"]),
     ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
@@ -353,7 +353,7 @@ MISTAKES = [
         "ppo --num-envs 10M --agent.num-minibatches 3",
         ["num_minibatches: must divide the 1280000000 steps", "got 3; use 2 or 4"],
     ),
-    ("ppo --total-steps 200B --num-envs 8", ["gradient steps in all"]),
+    ("ppo --total-steps 200B --num-envs 8", ["total_steps: must give at most 2147483647 gradient steps, got "]),
     ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
     ("--learning-rate 1", ["--agent.learning-rate"]),
     (
@@ -361,23 +361,23 @@ MISTAKES = [
         ["--agent.learnin-rate: ppo has no such option; did you mean --agent.learning-rate?\n"],
     ),
     ("ppo --frobnicate", ["--frobnicate", "--help"]),
-    ("dqn --buffer-size 9", ["--buffer-size: there is no such option; did you mean --agent.buffer-size?\n"]),
+    ("dqn --buffer-size 9", ["--buffer-size: unknown option; did you mean --agent.buffer-size?\n"]),
     ("ppo --agent.lr 1e-3", ["--agent.lr: ppo has no such option; did you mean --agent.learning-rate?\n"]),
     ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
-    ("dqn --n-steps 3", ["--n-steps: there is no such option; did you mean --agent.n-step?\n"]),
-    ("ppo --n-steps 3", ["--n-steps: there is no such option; did you mean --agent.rollout-length?\n"]),
-    ("ppo --wandb-project-name x", ["--wandb-project-name: there is no such option; did you mean --project?\n"]),
+    ("dqn --n-steps 3", ["--n-steps: unknown option; did you mean --agent.n-step?\n"]),
+    ("ppo --n-steps 3", ["--n-steps: unknown option; did you mean --agent.rollout-length?\n"]),
+    ("ppo --wandb-project-name x", ["--wandb-project-name: unknown option; did you mean --project?\n"]),
     ("ppo --agent.hidden-sizes", ["--agent.hidden-sizes: needs a value, or several\n"]),
     ("ppo --env-option", ["--env-option: needs a value, or several\n"]),
     (
         "ppo --env __main__:Nothing",
         ["was defined in a script's __main__", "pass it from Python, or move it to a module"],
     ),
-    ("--algo dqn", ["--algo: the algorithm is the first word; use python -m jaxrl_fast.train dqn\n"]),
+    ("--algo dqn", ["--algo: the algorithm is the first argument; use python -m jaxrl_fast.train dqn\n"]),
     ("ppo --env MinAtar/Breakout-v1", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),
-    ("--preset ppo_pong", ["--preset: there is no such option; did you mean --config?\n"]),
-    ("dqn --clip-eps 1", ["--clip-eps: there is no such option; did you mean --agent.clip-rewards?\n"]),
+    ("--preset ppo_pong", ["--preset: unknown option; did you mean --config?\n"]),
+    ("dqn --clip-eps 1", ["--clip-eps: unknown option; did you mean --agent.clip-rewards?\n"]),
     ("ppo CartPole-v1", ["unexpected argument 'CartPole-v1'; only the algorithm is positional (use --env NAME)\n"]),
     ("ppo --env ALE/Pong-v5", ["unknown backend 'ALE'", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env PongNoFrameskip-v4", ["unknown environment", "did you mean envpool/Pong-v5?\n"]),
@@ -394,7 +394,7 @@ MISTAKES = [
     ),
     (
         "ppo --replay-ratio 1",
-        ["--replay-ratio: there is no such option; did you mean --replay-dir?\n"],
+        ["--replay-ratio: unknown option; did you mean --replay-dir?\n"],
     ),
     ("--config clip.yaml", ["agent.clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
     ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
@@ -578,8 +578,8 @@ MISTAKES = [
     ),
     ("ppo --agent.no-anneal-lr false", ["--agent.no-anneal-lr: takes no value, got 'false'\n"]),
     ("--config empty.yaml", ["empty.yaml: the preset is empty; name options, such as env: CartPole-v1\n"]),
-    ("--config nowhere/ppo_cartpole.yaml", ["--config: there is no preset or file 'nowhere/ppo_cartpole.yaml'\n"]),
-    ("--config taken", ["--config: there is no preset or file 'taken'\n"]),
+    ("--config nowhere/ppo_cartpole.yaml", ["--config: must be a preset or a file, got 'nowhere/ppo_cartpole.yaml'\n"]),
+    ("--config taken", ["--config: must be a preset or a file, got 'taken'\n"]),
     ("ppo --save-every soon", ["--save-every", "'soon'"]),
     ("ppo --save-every -3s", ["--save-every", "'-3s'"]),
     ("ppo --save-every -64", ["--save-every: must be environment steps", "got '-64'"]),
@@ -634,16 +634,16 @@ MISTAKES = [
     ("--resume a_run --name b", ["--name: cannot be combined with --resume, which continues in the run directory\n"]),
     (
         "ppo --num-envs 100M",
-        ["an update has at most 2147483647 steps, got 12800000000: 128 in each of 100000000 environments\n"],
+        ["an update must have at most 2147483647 steps, got 12800000000: 128 in each of 100000000 environments\n"],
     ),
     (
         "ppo --agent.rollout-length 1e10",
-        ["an update has at most 2147483647 steps, got 40000000000: 10000000000 in each of 4 environments\n"],
+        ["an update must have at most 2147483647 steps, got 40000000000: 10000000000 in each of 4 environments\n"],
     ),
-    ("--config dashed.yaml", ["--num-envs in dashed.yaml: there is no such option; did you mean num_envs?\n"]),
+    ("--config dashed.yaml", ["--num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
     ("--config of_itself.yaml", ["of_itself.yaml line 1: not readable as YAML (aliases are not supported)\n"]),
-    ("--resume made_a_number", ["made_a_number/config.yaml: `meta` is not what a run writes; restore the file\n"]),
-    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `meta` is not what a run writes; restore the file\n"]),
+    ("--resume made_a_number", ["made_a_number/config.yaml: `meta` is damaged; restore the file\n"]),
+    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `meta` is damaged; restore the file\n"]),
     (
         "--resume old_run",
         ["--resume old_run: written by an older version of jaxrl_fast (format 1, this is 2); train it again\n"],
@@ -652,7 +652,7 @@ MISTAKES = [
         "--resume newer_run",
         ["--resume newer_run: written by a newer version of jaxrl_fast (format 3, this is 2); update jaxrl_fast\n"],
     ),
-    ("dqn --resume a_run", ["--resume a_run: is of algorithm ppo, got dqn; leave dqn out\n"]),
+    ("dqn --resume a_run", ["--resume a_run: uses algorithm ppo, got dqn; leave dqn out\n"]),
 ]
 FILES = {
     "wrong_key.yaml": "num_env: 3\n",
@@ -741,7 +741,7 @@ def test_fit_rejects_null_characters_and_line_breaks_in_names(text, tmp_path, mo
 @pytest.mark.parametrize("train_with", [jaxrl_fast.fit, jaxrl_fast.sweep])
 def test_preset_from_python_must_be_name_or_file(train_with, place, monkeypatch):
     monkeypatch.chdir(place)
-    with pytest.raises(ValueError, match="there is no preset or file ''"):
+    with pytest.raises(ValueError, match="must be a preset or a file, got ''"):
         train_with("")
     with pytest.raises(ValueError, match=r"^config\b.*ppo_acrobot"):
         train_with(["ppo_cartpole", "ppo_acrobot"])
@@ -856,7 +856,7 @@ def test_announce_warns_when_run_ends_before_learning_starts(total_steps, is_tol
     """16 environments have updates of 16 steps; dqn learns after 10,000 steps, in the next update."""
     settings = load.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("nothing will be learned: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
+    assert ("nothing will be learned: gradient steps begin after step 10000" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(

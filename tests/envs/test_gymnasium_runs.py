@@ -183,7 +183,7 @@ def findings(env_id, **options):
 
 
 def problems(env_id, **options):
-    return [finding.text for finding in findings(env_id, **options) if finding.level == "mend"]
+    return [finding.text for finding in findings(env_id, **options) if finding.level == "fix"]
 
 
 class Unseeded(gym_envs.Walk):
@@ -232,8 +232,8 @@ def test_env_check_reports_no_problem_for_correct_environments():
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (Unseeded, "the same seed and actions gave another first observation"),
-        (Sharing, "an environment gave another reward in step 2 alone than next to others"),
+        (Unseeded, "the same seed and actions gave a different first observation"),
+        (Sharing, "an environment gave a different reward in step 2 alone than next to others"),
         (Endless, "none ended in 800 steps"),
         (lambda: Mislabeled(size=99), "every episode terminated after 12 steps"),
     ],

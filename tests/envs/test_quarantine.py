@@ -257,7 +257,7 @@ def test_training_counts_quarantined_rows_and_warns(algo, options, tmp_path, cap
     )  # fmt: skip
     assert run.summary["status"] == "done"
     assert sum(record["quarantined"] for record in records(tmp_path / algo)) > 0
-    assert "numbers are not finite by step" in capsys.readouterr().err
+    assert "returned NaN or infinity by step" in capsys.readouterr().err
 
 
 def test_training_stops_when_too_many_rows_are_quarantined(tmp_path):

@@ -669,7 +669,10 @@ def test_export_folder_is_complete_or_absent_after_write_error(tmp_path, monkeyp
         write(exported)
     capsys.readouterr()
     assert export.act(exported) == 1
-    assert capsys.readouterr().err == f"error: {exported.folder}: exists by now; choose another name with --out\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {exported.folder}: was created meanwhile; choose another folder with --out\n"
+    )
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "out"]
 
 

@@ -148,13 +148,13 @@ def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):
 
 
 def test_network_rejects_image_reading_of_vector():
-    with pytest.raises(ValueError, match=r"^observations: an image has two sides or more, got float32\[4\]"):
+    with pytest.raises(ValueError, match=r"^observations: image requires \[H, W\] or \[H, W, C\], got float32\[4\]"):
         networks.network(VECTOR, 2, observations="image")
 
 
 def test_network_rejects_convolutions_for_vector_observations():
     with pytest.raises(
-        ValueError, match=r"^observations: vector has no image for the network nature; use network mlp$"
+        ValueError, match=r"^observations: network nature requires an image or a board, got vector; use network mlp$"
     ):
         networks.network(IMAGE, 2, kind="nature", observations="vector")
 

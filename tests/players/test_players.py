@@ -218,7 +218,7 @@ class TestSelfPlay:
         assert names <= record.keys() and names == {k for k in record if k.startswith("return_mean/")}
         policies = jaxrl_fast.load(whole, env=Decoupled).policies
         assert {*policies} == {"left", "right"} and int(policies["right"](np.zeros(2, np.float32))) in range(3)
-        with pytest.raises(ValueError, match=r"one for each of the players left and right; use .policies\['left'\]"):
+        with pytest.raises(ValueError, match=r"each of the players left and right has one; use .policies\['left'\]"):
             jaxrl_fast.load(whole, env=Decoupled).policy(np.zeros(2, np.float32))
 
 

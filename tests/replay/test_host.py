@@ -367,8 +367,8 @@ def test_run_resumes_without_damaged_rows_if_told_to(prioritized, tmp_path, caps
         jaxrl_fast.fit(resume=folder, total_steps=2000)
     jaxrl_fast.fit(resume=folder, total_steps=800, on_damaged_replay="drop", keep_replay=False)
     said = capsys.readouterr().err
-    assert "is not what was written; resuming without what is lost" in said
-    assert re.search(r"\d+ of the 96 rows of the replay are lost, and are not drawn any more", said)
+    assert "does not match its checksum; resuming without what is lost" in said
+    assert re.search(r"\d+ of the 96 rows of the replay are lost and no longer sampled", said)
     assert not (folder / "replay").exists()
     with pytest.raises(ValueError, match=r"bin cannot be read \(No such file or directory\)\); on.damaged.replay"):
         jaxrl_fast.fit(resume=folder, total_steps=2000)

@@ -186,7 +186,7 @@ MISTAKES = [
     ("ppo --seed 0-4", ["--seed: must be a range such as 0..4, got '0-4'"]),
     ("ppo --num-envs 8:16", ["--num-envs: must be a range such as 8..16, got '8:16'"]),
     ("ppo --env CartPole-v1,gymnax/CartPole-v1", ["--env: has gymnax/CartPole-v1 twice; keep one"]),
-    ("--algo ppo", ["--algo: the algorithm is the first word; use python -m jaxrl_fast.sweep ppo"]),
+    ("--algo ppo", ["--algo: the algorithm is the first argument; use python -m jaxrl_fast.sweep ppo"]),
     ("ppo --dry-run", ["--dry-run: cannot be combined with a sweep; use it with train"]),
     ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: has 0.9 twice"]),
     ("ppo --agent.gamma 0.9,fast", ["--agent.gamma", "'fast'"]),
@@ -687,7 +687,7 @@ def test_single_numbers_of_list_option_give_note(tmp_path):
     plan = lambda line: directory.SweepPlan(tmp_path, dict(enumerate(ask(line).groups)), ask(line).columns, "none", 0)
     (note,) = runner.single_numbers(plan("ppo --agent.hidden-sizes 128,256"))
     assert note == (
-        "agent.hidden_sizes  128 | 256, each of one number; --agent.hidden-sizes 128 256 is one value of two"
+        "agent.hidden_sizes  128 | 256, a single number per run; --agent.hidden-sizes 128 256 is one run with both"
     )
     assert not runner.single_numbers(plan("ppo --agent.hidden-sizes 64 64,128 --num-envs 1,2"))
 

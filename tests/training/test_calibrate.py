@@ -159,7 +159,7 @@ def test_auto_num_envs_saves_chosen_number_and_resumes_with_it(tmp_path, monkeyp
     monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: Trial(count, float(CURVE[count])))
     folder = tmp_path / "run"
     ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", str(folder)])
-    assert "16  chosen" in capsys.readouterr().out
+    assert "16  environments chosen" in capsys.readouterr().out
     assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.placement.num_shards == 16
     assert ready.steps_per_update == 128 * 16
     summary.write_config(ready)

@@ -173,9 +173,9 @@ class Typo(jaxrl_fast.Callback):
 @pytest.mark.parametrize(
     ("callbacks", "words"),
     [
-        (Notes(), "callbacks: not a list, got Notes; pass callbacks=[...]"),
-        ([Notes], "callbacks: not an object, got the class Notes; pass Notes(...)"),
-        ([print], "callbacks: no hook to call, got builtin_function_or_method; define one of on_record, "),
+        (Notes(), "callbacks: must be a list, got Notes; pass callbacks=[...]"),
+        ([Notes], "callbacks: must be instances, got the class Notes; pass Notes(...)"),
+        ([print], "callbacks: must have a hook, got builtin_function_or_method; define one of on_record, "),
         ([Typo()], "callbacks: unknown hook, got Typo.on_records; the hooks are on_record, on_evaluation, on_end"),
     ],
 )

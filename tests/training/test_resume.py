@@ -434,7 +434,7 @@ def test_resume_uses_previous_checkpoint_when_newest_is_damaged(tmp_path, unbrok
     (newest / checkpoint.ARRAYS).write_bytes((newest / checkpoint.ARRAYS).read_bytes()[:-1])
     fit(folder, resume=str(folder), log_level="info")
     said = capsys.readouterr()
-    assert f"{newest}: {checkpoint.ARRAYS} is not what was written; using the one before" in said.err
+    assert f"{newest}: {checkpoint.ARRAYS} does not match its checksum; using the one before" in said.err
     assert str(before) in said.out
     same(folder, unbroken("pqn"))
 
@@ -447,7 +447,7 @@ def test_resume_warns_when_versions_differ(tmp_path, unbroken, monkeypatch, caps
     other = now | {"versions": now["versions"] | {"jax": "99.0"}, "something_new": "here"}
     monkeypatch.setattr(fingerprint, "fingerprint", lambda: other)
     fit(folder, resume=str(folder), log_level="info")
-    told = "the resumed run may not be exact to the bit: "
+    told = "the resumed run may not be bit-exact: "
     assert f"{told}jax {jax.__version__} is now 99.0, something_new unknown is now here\n" in capsys.readouterr().err
 
 
@@ -459,7 +459,7 @@ def test_resume_rejects_run_without_intact_checkpoint(tmp_path, unbroken):
         (saved / checkpoint.SUM).write_text("no sum\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(
-        ValueError, match=r"none of its \d checkpoints is intact .*manifest.json is not what was written"
+        ValueError, match=r"none of its \d checkpoints is intact .*manifest.json does not match its checksum"
     ):
         fit(folder, resume=str(folder))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -510,7 +510,7 @@ def test_resume_rejects_state_of_other_version_before_compiling(other, tmp_path,
         (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
         (dict(agent={"gamma": 0.5}), r"agent.gamma: a resume cannot change it from 0.99, got 0.5"),
         (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes: a resume cannot change it from 8, got 8 8"),
-        (dict(algo="ppo"), "is of algorithm pqn, got ppo"),
+        (dict(algo="ppo"), "uses algorithm pqn, got ppo"),
         (dict(preset="ppo_cartpole"), "config: cannot be combined with resume"),
         (dict(run_dir="elsewhere"), "run_dir: cannot be combined with resume"),
         (dict(total_steps=64), "the 1600 steps that this run has made"),
@@ -866,7 +866,7 @@ class NanObsEnv(RewardEnv):
 def test_nonfinite_environment_output_is_distinguished_from_divergence(env, num_seeds, tmp_path):
     """The message names the environment as the cause, and does not advise a resume without a checkpoint."""
     given = dict(algo="ppo", env=env, num_envs=4, num_seeds=num_seeds, total_steps=640, log_level="quiet")
-    with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* gives observations or rewards that are"):
+    with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* returns NaN or infinite observations"):
         jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden_sizes": (8,)})
     with pytest.raises(ValueError, match=r"has no checkpoint; it diverged before the first checkpoint"):
         jaxrl_fast.load(str(tmp_path / "run"))

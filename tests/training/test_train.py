@@ -742,7 +742,7 @@ def test_config_of_run_is_valid_preset(fitted):
 
 
 def test_fit_raises_error_messages_of_command_line(fitted):
-    with pytest.raises(ValueError, match=r"num_env: there is no such option; did you mean num_envs"):
+    with pytest.raises(ValueError, match=r"num_env: unknown option; did you mean num_envs"):
         jaxrl_fast.fit("ppo_cartpole", num_env=3)
     with pytest.raises(ValueError, match="exists already"):
         jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))

@@ -6,15 +6,15 @@ An algorithm's options are the fields of a frozen dataclass: in CONFIGS, or the 
 has a default, and `jaxrl_fast.option` declares its meaning, bounds and needs. `rollout_length` (a number, or "auto") is
 required. Optional members:
 
-- `gradient_rows(num_envs)`: rows in a gradient step, which decides how many devices are used. An algorithm whose module
-  has "shards" in SUPPORTS must sum gradients over `parallelism.grad_axis`; others run on one device.
+- `gradient_rows(num_envs)`: rows in a gradient step, from which the number of devices is chosen. An algorithm whose
+  module has "shards" in SUPPORTS must sum gradients over `parallelism.grad_axis`; others run on one device.
 - `sequence()`: steps that stay together in a gradient step, on one device; None if they may be split.
 - `network`: one of `networks.KINDS`, or "auto".
 - `buffer_size`: transitions in a replay buffer.
 - `first_learning(num_envs)`: environment steps before the first gradient step.
 - `describe(num_envs)`: a sentence for the header of a run.
-- `warnings(num_envs)`: warnings about options that do not go together.
-- `unused()`: options that other ones may switch off, as rows of `common.Unused`.
+- `warnings(num_envs)`: warnings about combinations of options that are probably mistakes.
+- `unused()`: options that other options may disable, as rows of `common.Unused`.
 """
 
 from jaxrl_fast.agents.configs.dqn import DQN

@@ -14,13 +14,13 @@ Activation = Literal["auto", "tanh", "relu"]
 KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
 Dtype = Literal["float32", "bfloat16"]
 Memory = Literal["none", "gru", "lstm", "lru"]
-Unused = tuple[str, bool, str]  # an option, whether it has no effect because of other ones, and why
+Unused = tuple[str, bool, str]  # an option, whether other options disable it, and the reason
 
 rollout = partial(option, help="Environment steps per update in each environment.", bounds=COUNT)
 rollout_off_policy = partial(
     rollout,
     "auto",
-    help="Environment steps per update in each environment; auto: at most 32 in all, at least one each.",
+    help="Environment steps per update in each environment; auto: 32 divided by num_envs, at least 1.",
 )
 buffer_size = partial(
     option,
@@ -31,24 +31,24 @@ Storage = Literal["auto", "device", "host", "disk"]
 replay_storage = partial(
     option,
     "auto",
-    help="Where the replay's observations lie: device, the host's memory, or disk (the run's folder). Results are the "
-    "same. auto: the device if they fit, else host if they fit there, else disk.",
+    help="Where observations of the replay are stored: device memory, host memory, or disk (the run directory). "
+    "Results are the same. auto: the first of device, host and disk where they fit.",
 )
 Compression = Literal["auto", "none", "zstd"]
 replay_compression = partial(
     option,
     "auto",
-    help="Lossless compression of observations in host or on disk. auto: zstd for observations of bytes.",
+    help="Lossless compression of observations in host or disk storage. auto: zstd for uint8 observations.",
     needs=("replay_storage", "auto", "host", "disk"),
 )
 sample_ahead = partial(
     option,
     False,
-    help="Draw the batches of an update before its rollout, so that a replay in host memory or on disk is read during "
-    "the rollout. Transitions of that rollout are then not drawn.",
+    help="Sample the batches of an update before its rollout, so that a replay in host memory or on disk is read "
+    "during the rollout. Transitions of that rollout are then not sampled.",
     needs=("prioritized", False),
 )
-batch_size = partial(option, help="Transitions in a gradient step.", bounds=COUNT)
+batch_size = partial(option, help="Transitions per gradient step.", bounds=COUNT)
 replay_ratio = partial(
     option, help="Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
 )  # not traced: counted as a fraction
@@ -64,27 +64,31 @@ target_update_interval = partial(
 )
 tau = partial(
     option,
-    help="Step size of a target update: 1 copies the online parameters, less averages.",
+    help="Step size of a target update: 1 copies the online parameters, smaller values average (Polyak).",
     bounds=Bounds(0, 1, exclusive_min=True),
     traced=True,
 )
-n_step = partial(option, help="Rewards summed before bootstrapping.", bounds=COUNT)
-prioritized = partial(option, help="Draw transitions in proportion to their errors (Schaul et al. 2016).")
+n_step = partial(option, help="Number of rewards summed before bootstrapping (n-step returns).", bounds=COUNT)
+prioritized = partial(
+    option, help="Sample transitions in proportion to their temporal-difference errors (Schaul et al. 2016)."
+)
 _of_priorities = partial(option, bounds=FRACTION, needs=("prioritized", True), traced=True)
-priority_exponent = partial(_of_priorities, help="Exponent of the errors as priorities.")
-importance_exponent = partial(_of_priorities, help="Initial exponent of the importance weights; it rises to 1.")
+priority_exponent = partial(_of_priorities, help="Exponent of the errors in the sampling probabilities (alpha).")
+importance_exponent = partial(
+    _of_priorities, help="Initial exponent of the importance weights (beta), which rises to 1 over the run."
+)
 critic_learning_rate = partial(
-    option, help="Initial step size of the critics' optimizer.", bounds=POSITIVE, traced=True
+    option, help="Learning rate of the critics; with anneal_lr, the initial one.", bounds=POSITIVE, traced=True
 )
 policy_delay = partial(option, bounds=COUNT)
-num_critics = partial(option, help="Critics; the target takes their minimum.", bounds=Bounds(1, 2**10))
+num_critics = partial(option, help="Number of critics; the target uses their minimum.", bounds=Bounds(1, 2**10))
 noise_theta = partial(
     option,
-    help="Rate at which exploration noise is renewed: 1 draws it for each step, less makes it an Ornstein-Uhlenbeck "
-    "process, whose spread stays the same (Lillicrap et al. 2016 use 0.15).",
+    help="Theta of Ornstein-Uhlenbeck exploration noise (Lillicrap et al. 2016 use 0.15); 1: independent noise at each "
+    "step. The variance does not depend on it.",
     bounds=Bounds(0, 1, exclusive_min=True),
 )
-ACTOR_CRITIC_WIDTHS = "Widths of the dense layers of the policy, and of each critic if these have none."
+ACTOR_CRITIC_WIDTHS = "Widths of the dense layers of the policy, and of each critic without critic_hidden_sizes."
 CRITIC_WIDTHS = "Widths of the dense layers of each critic. Default: hidden_sizes."
 ValueHead = Literal["none", "c51", "quantile"]
 value_head = partial(
@@ -94,44 +98,44 @@ value_head = partial(
     "al. 2018).",
 )
 CRITIC_HEAD = (
-    "Critics learn mean returns (none), distributions on fixed atoms (c51, of which the target takes that of the least "
+    "Critics learn mean returns (none), distributions on fixed atoms (c51; the target uses the critic with the lowest "
     "mean: FastTD3, Seo et al. 2025) or quantiles (the target pools those of all critics: TQC, Kuznetsov et al. 2020)."
 )
 num_atoms = partial(
-    option, help="Atoms or quantiles.", bounds=Bounds(2, 2**16), needs=("value_head", "c51", "quantile")
+    option, help="Number of atoms or quantiles.", bounds=Bounds(2, 2**16), needs=("value_head", "c51", "quantile")
 )
 _c51 = partial(option, needs=("value_head", "c51"))  # not traced: compared with each other
 v_min = partial(_c51, -10.0, help="Lowest return that the atoms represent.")
 v_max = partial(_c51, 10.0, help="Highest return that the atoms represent.")
 top_quantiles_to_drop = partial(
     option,
-    help="Quantiles that the target drops for each critic, the largest of all pooled ones (Kuznetsov et al. 2020).",
+    help="Quantiles per critic that the target drops: the largest of the pooled ones (TQC, Kuznetsov et al. 2020).",
     bounds=Bounds(0),
     needs=("value_head", "quantile"),
 )
 crossq = partial(
     option,
-    help="Batch renormalization in the critics instead of target networks; a gradient step evaluates (s, a) and "
-    "(s', a') together (Bhatt et al. 2024).",
+    help="Use batch renormalization in the critics instead of target networks, with (s, a) and (s', a') in one batch "
+    "(CrossQ, Bhatt et al. 2024).",
 )
 _of_crossq = partial(option, needs=("crossq", True))
 crossq_momentum = partial(
     _of_crossq,
-    help="Share of the running statistics that each gradient step leaves.",
+    help="Decay rate of the running statistics per gradient step.",
     bounds=Bounds(0, 1, exclusive_min=True),
 )
 crossq_warmup = partial(
     _of_crossq,
-    help="Gradient steps of plain batch normalization, before it is corrected by the running statistics.",
+    help="Gradient steps with plain batch normalization, before batch renormalization begins.",
     bounds=Bounds(0, MAX_STEPS),
 )
 num_minibatches = partial(option, help="Minibatches per epoch; each is one gradient step.", bounds=COUNT)
 num_epochs = partial(option, help="Passes over the rollout per update.", bounds=COUNT)
-learning_rate = partial(option, help="Initial step size of the optimizer.", bounds=POSITIVE, traced=True)
+learning_rate = partial(option, help="Learning rate; with anneal_lr, the initial one.", bounds=POSITIVE, traced=True)
 anneal_lr = partial(option, help="Decay the learning rate linearly to 0 over all gradient steps.")
 adam_epsilon = partial(option, help="Epsilon of the optimizer.", bounds=POSITIVE, traced=True)
 adam_beta1 = partial(
-    option, help="Decay rate of the optimizer's mean of gradients.", bounds=Bounds(0, 0.9999), traced=True
+    option, help="Beta1 of the optimizer: decay rate of the gradients' mean.", bounds=Bounds(0, 0.9999), traced=True
 )
 max_grad_norm = partial(
     option, help="Maximum global norm of the gradient; 0 disables clipping.", bounds=NON_NEGATIVE, traced="nonzero"
@@ -144,15 +148,15 @@ epsilon_steps = partial(
 )
 apex_alpha = partial(
     option,
-    help="Give environment i of N the exploration rate epsilon^(1 + alpha i / (N - 1)) (Horgan et al. 2018 use 7); "
-    "0 gives all the same.",
+    help="Explore in environment i of N with epsilon^(1 + alpha i / (N - 1)) (Horgan et al. 2018 use 7); 0: with the "
+    "same epsilon in all.",
     bounds=NON_NEGATIVE,
     traced=True,
     only="several_envs",
 )
 layer_norm = partial(
     option,
-    help="Normalize before every activation; convolutions normalize over the channels of a pixel.",
+    help="Apply layer normalization before every activation; after convolutions, over the channels of each pixel.",
     only="no_simba",
 )
 clip_rewards = partial(
@@ -165,30 +169,31 @@ network = partial(
     help="Architecture; auto chooses by the shape of the observation. package.module:Class is a custom flax "
     "module from observations to features.",
 )
-network_options = partial(option, help="Arguments of a custom network.", sweepable=False)
+network_options = partial(option, help="Constructor arguments of a custom network.", sweepable=False)
 memory = partial(
     option,
-    help="Recurrent layer after the network, for environments whose observations do not tell the whole state: gru, "
-    "lstm, or lru (a linear recurrence).",
+    help="Recurrent layer after the network, for partially observable environments: gru, lstm, or lru (a linear "
+    "recurrence).",
 )
 MEMORIES = ("memory", "gru", "lstm", "lru")
-memory_size = partial(option, help="Width of the memory.", bounds=Bounds(1, 2**16), needs=MEMORIES)
+memory_size = partial(option, help="Width of the recurrent layer.", bounds=Bounds(1, 2**16), needs=MEMORIES)
 sequence_length = partial(
     option,
-    help="Steps of each sequence in a gradient step, through which the gradient flows; none: the whole rollout.",
+    help="Steps of each training sequence, over which gradients flow back in time; none: the whole rollout.",
     bounds=COUNT,
     needs=MEMORIES,
 )
 burn_in = partial(
     option,
-    help="First steps of a sequence that compute the memory and are not learned from (Kapturowski et al. 2019).",
+    help="Steps at the start of a sequence that only compute the recurrent state, without a loss (Kapturowski et al. "
+    "2019).",
     bounds=Bounds(0, MAX_STEPS),
     needs=MEMORIES,
 )
 observations = partial(
     option,
-    help="How observations [H, W] and [H, W, C] are read: image (shades, divided by 255), board or vector "
-    "(numbers, as they are). auto: bytes with sides of 16 or more are images.",
+    help="How observations [H, W] and [H, W, C] are read: image (pixels, divided by 255), board (unscaled) or vector "
+    "(unscaled and flattened). auto: image for uint8 with sides of 16 or more.",
     only="images",
 )
 hidden_sizes = partial(
@@ -196,15 +201,15 @@ hidden_sizes = partial(
     help="Widths of the dense layers. Default: those of the network's paper (64 64 for mlp).",
     bounds=Bounds(1, 2**16),  # wider layers overflow JAX's sizes
 )
-activation = partial(option, help="Activation function; auto takes that of the network's paper.")
-kernel_init = partial(option, help="Initial kernels: orthogonal, or independent numbers as in jax.nn.initializers.")
+activation = partial(option, help="Activation function; auto: that of the network's paper (tanh for mlp).")
+kernel_init = partial(option, help="Initialization of kernels, by its name in jax.nn.initializers.")
 compute_dtype = partial(
     option, help="Dtype of the network's computation; parameters stay float32. bfloat16 is for GPUs."
 )
 
 
 class OnPolicy:
-    """What follows from the options of an algorithm that learns from each rollout in minibatches."""
+    """Derived values of the options of an algorithm that learns from each rollout in minibatches."""
 
     rollout_length: int
     num_minibatches: int
@@ -212,7 +217,7 @@ class OnPolicy:
     sequence_length: int | None
 
     def sequence(self) -> int | None:
-        """Return the steps of a sequence that is learned from as a whole; None without a memory."""
+        """Return the length of the training sequences; None without a memory."""
         return None if self.memory == "none" else self.sequence_length or self.rollout_length
 
     def gradient_rows(self, num_envs: int) -> int:
@@ -222,7 +227,7 @@ class OnPolicy:
 
 
 class OffPolicy:
-    """What follows from the options of an algorithm that learns from a replay buffer."""
+    """Derived values of the options of an algorithm that learns from a replay buffer."""
 
     replay_ratio: float
     batch_size: int
@@ -242,7 +247,7 @@ class OffPolicy:
         return max(self.learning_starts, (self.n_step + 1 + self.delay(rollout_length(self, num_envs))) * num_envs)
 
     def delay(self, rollout_length: int) -> int:
-        """Return the newest rows of each environment that are not sampled."""
+        """Return the number of newest rows of each environment that are not sampled."""
         return rollout_length if self.sample_ahead else 0
 
     def gradient_rows(self, num_envs: int) -> int:
@@ -259,17 +264,17 @@ class OffPolicy:
 
 
 class ActorCritic(OffPolicy):
-    """What follows from the options of SAC, TD3 and DDPG."""
+    """Derived values of the options of SAC, TD3 and DDPG."""
 
     crossq: bool
 
     def sequence(self) -> int | None:
-        """Return the rows that stay together in a gradient step: all of a normalized batch, else None."""
+        """Return the rows that one device must process together: the whole batch with `crossq`, else None."""
         return self.batch_size if self.crossq else None
 
 
 def warn_of_targets(config: Any, num_envs: int) -> tuple[str, ...]:
-    """Return a warning if targets are copied several times within an update, which makes them the parameters."""
+    """Return a warning if targets are copied so often that they equal the online parameters."""
     steps, interval = rollout_length(config, num_envs) * num_envs, config.target_update_interval
     if config.tau < 1 or interval >= steps or config.replay_ratio * steps < 2:
         return ()
@@ -278,13 +283,13 @@ def warn_of_targets(config: Any, num_envs: int) -> tuple[str, ...]:
 
 
 def unused_priorities(config: Any) -> tuple[Unused, ...]:
-    """Return what has no effect on draws from a replay."""
+    """Return options that have no effect on sampling from a replay buffer."""
     are_equal = config.prioritized and config.priority_exponent == 0
     return (("importance_exponent", are_equal, "priority_exponent is 0, so that all transitions are equal"),)
 
 
 def unused_epsilon(config: Any) -> tuple[Unused, ...]:
-    """Return what has no effect on epsilon-greedy exploration."""
+    """Return options that have no effect on epsilon-greedy exploration."""
     start, end = config.epsilon_start, config.epsilon_end
     return (
         ("epsilon_steps", start == end, "epsilon_start and epsilon_end are equal"),
@@ -293,9 +298,12 @@ def unused_epsilon(config: Any) -> tuple[Unused, ...]:
 
 
 def unused_layers(config: Any) -> tuple[Unused, ...]:
-    """Return what has no effect on a custom network without dense layers after it."""
+    """Return options that have no effect on a custom network without dense layers after it."""
     widths = config.hidden_sizes or getattr(config, "critic_hidden_sizes", ())
-    is_bare, why = ":" in config.network and not widths, "a custom network has its own, unless hidden_sizes adds layers"
+    is_bare, why = (
+        ":" in config.network and not widths,
+        "a custom network defines its layers, unless hidden_sizes adds some",
+    )
     return tuple((name, is_bare, why) for name in ("activation", "layer_norm") if hasattr(config, name))
 
 

@@ -12,10 +12,10 @@ _munchausen = partial(option, needs=("munchausen", True), traced=True)
 
 @dataclass(frozen=True)
 class DQN(common.OffPolicy):
-    """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (Hessel et al. 2018) and others as switches.
+    """Deep Q-learning (Mnih et al. 2015), with optional extensions such as those of Rainbow (Hessel et al. 2018).
 
-    The defaults are those of CleanRL's classic-control runs, except for the gradient bound, a larger replay buffer and
-    the network's widths.
+    The defaults follow CleanRL's classic-control runs, except for the gradient bound, a larger replay buffer and the
+    network's widths.
     """
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
@@ -36,14 +36,14 @@ class DQN(common.OffPolicy):
     n_step: int = common.n_step(1)
     loss: Literal["squared", "huber"] = option(
         "squared",
-        "Loss of the temporal-difference error. huber regresses on the median: keep rewards near 1.",
+        "Loss of the temporal-difference error. huber is linear beyond errors of 1, so keep rewards near 1.",
         needs=("value_head", "none", "quantile"),
     )
-    double: bool = option(False, "Choose the next action by the online parameters (van Hasselt et al. 2016).")
-    dueling: bool = option(False, "Separate streams for state value and advantages (Wang et al. 2016).")
-    noisy: bool = option(
-        False, "Explore by noise in the dense layers (Fortunato et al. 2018); epsilon applies as well."
+    double: bool = option(
+        False, "Choose the next action by the online network, not by the target network (van Hasselt et al. 2016)."
     )
+    dueling: bool = option(False, "Use separate streams for state value and advantages (Wang et al. 2016).")
+    noisy: bool = option(False, "Explore by noise in the dense layers, in addition to epsilon (Fortunato et al. 2018).")
     value_head: common.ValueHead = common.value_head()
     num_atoms: int = common.num_atoms(51)
     v_min: float = common.v_min()
@@ -56,7 +56,7 @@ class DQN(common.OffPolicy):
     )
     value_rescaling: bool = option(
         False,
-        "Learn h(Q) in place of Q, so that large returns need no clipped rewards (Pohlen et al. 2018; R2D2).",
+        "Learn h(Q), close to sign(Q) sqrt|Q|, instead of Q: large rewards need no clipping (Pohlen et al. 2018).",
         needs=("value_head", "none"),
     )
     prioritized: bool = common.prioritized(False)
@@ -75,7 +75,7 @@ class DQN(common.OffPolicy):
     memory: common.Memory = common.memory("none")
     memory_size: int = common.memory_size(128)
     sequence_length: int = common.sequence_length(
-        40, help="Steps of a sequence, of which `batch_size` are in a gradient step; burn_in included."
+        40, help="Steps of each sampled sequence, burn_in included; batch_size then counts sequences."
     )
     burn_in: int = common.burn_in(8)
     activation: common.Activation = common.activation("relu")
@@ -83,7 +83,7 @@ class DQN(common.OffPolicy):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def sequence(self) -> int | None:
-        """Return the steps of a sequence that are learned from as a whole; None without a memory."""
+        """Return the length of the training sequences; None without a memory."""
         return None if self.memory == "none" else self.sequence_length
 
     def first_learning(self, num_envs: int) -> int:
@@ -102,7 +102,7 @@ class DQN(common.OffPolicy):
         return -(-half // rollout_length) * rollout_length
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return (
             ("munchausen_alpha", self.munchausen and self.munchausen_clip == 0, "munchausen_clip is 0"),
             ("munchausen_clip", self.munchausen and self.munchausen_alpha == 0, "munchausen_alpha is 0"),
@@ -112,5 +112,5 @@ class DQN(common.OffPolicy):
         )
 
     def warnings(self, num_envs: int) -> tuple[str, ...]:
-        """Return warnings about options that do not go together."""
+        """Return warnings about combinations of options that are probably mistakes."""
         return common.warn_of_targets(self, num_envs)

@@ -31,7 +31,7 @@ class PPO(common.OnPolicy):
     normalize_advantage: bool = option(True, "Standardize advantages in each minibatch.")
     target_kl: float | None = option(
         None,
-        "Skip the rest of an update once its approximate KL exceeds 1.5 times this.",
+        "Skip the remaining gradient steps of an update once its approximate KL exceeds 1.5 times this. none: never.",
         bounds=POSITIVE,
         traced=True,
         only="several_steps",
@@ -39,13 +39,13 @@ class PPO(common.OnPolicy):
     adaptive_kl: float | None = option(
         None,
         "Multiply or divide the learning rate by 1.5 before each gradient step, so that the approximate KL stays "
-        "between half and twice this (Rudin et al. 2022, their code).",
+        "between half and twice this (code of Rudin et al. 2022). none: off.",
         bounds=POSITIVE,
         needs=("anneal_lr", False),
         traced=True,
     )
     normalize_observations: bool = common.normalize_observations(False)
-    normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted sum.")
+    normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of their discounted sum.")
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
     network_options: dict[str, Any] = common.network_options({})
@@ -58,23 +58,24 @@ class PPO(common.OnPolicy):
     kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
     tanh_squash: bool = option(False, "Use a tanh-Gaussian policy instead of a clipped Gaussian.", only="continuous")
-    log_std_init: float = option(0.0, "Initial log standard deviation.", traced=True, only="continuous")
+    log_std_init: float = option(0.0, "Initial log standard deviation of the policy.", traced=True, only="continuous")
     state_dependent_std: bool = option(
-        False, "Let the standard deviation depend on the observation, as an output of the network.", only="continuous"
+        False, "Predict the standard deviation from the observation, as an output of the network.", only="continuous"
     )
     gsde: bool = option(
         False,
-        "Explore by noise that is a function of the policy's features, one for each episode (Raffin et al. 2021).",
+        "Explore by noise that is a function of the policy's features, sampled once per episode (gSDE, Raffin et al. "
+        "2021).",
         only="continuous",
     )
     sde_sample_freq: int | None = option(
         None,
-        "Environment steps after which a new function is drawn within an episode, too; none: never.",
+        "Environment steps between samples of this function within an episode; none: one sample per episode.",
         bounds=COUNT,
         needs=("gsde", True),
         only="continuous",
     )
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return common.unused_layers(self)

@@ -11,8 +11,8 @@ from jaxrl_fast.utils.option import FRACTION, option
 class PQN(common.OnPolicy):
     """Parallelized Q-network (Gallici et al. 2025).
 
-    The defaults are those of CleanRL's classic-control runs, except for the network's widths and the gradient bound.
-    The gradient bound differs because CleanRL's loss is twice as large.
+    The defaults follow CleanRL's classic-control runs, except for the network's widths and the gradient bound. The
+    gradient bound differs because CleanRL's loss is twice as large.
     """
 
     rollout_length: int = common.rollout(128)
@@ -23,7 +23,7 @@ class PQN(common.OnPolicy):
     adam_epsilon: float = common.adam_epsilon(1e-8)
     max_grad_norm: float = common.max_grad_norm(10.0)
     gamma: float = common.gamma(0.99)
-    q_lambda: float = option(0.65, "Lambda of the Q(lambda) returns (Peng).", bounds=FRACTION, traced=True)
+    q_lambda: float = option(0.65, "Lambda of Peng's Q(lambda) returns.", bounds=FRACTION, traced=True)
     epsilon_start: float = common.epsilon_start(1.0)
     epsilon_end: float = common.epsilon_end(0.05)
     epsilon_steps: int = common.epsilon_steps(250_000)
@@ -43,5 +43,5 @@ class PQN(common.OnPolicy):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return *common.unused_epsilon(self), *common.unused_layers(self)

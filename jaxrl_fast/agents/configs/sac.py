@@ -9,9 +9,9 @@ from jaxrl_fast.utils.option import COUNT, POSITIVE, option
 
 @dataclass(frozen=True)
 class SAC(common.ActorCritic):
-    """Soft actor-critic (Haarnoja et al. 2018) with a learned temperature, and REDQ's ensembles as a switch.
+    """Soft actor-critic (Haarnoja et al. 2018) with a learned temperature and optional REDQ ensembles.
 
-    The defaults are those of the authors' second paper, table 1, with 5,000 steps of random actions as in CleanRL.
+    The defaults follow the authors' second paper, table 1, with 5,000 steps of random actions as in CleanRL.
     """
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
@@ -34,21 +34,21 @@ class SAC(common.ActorCritic):
     n_step: int = common.n_step(1)
     num_critics: int = common.num_critics(2)
     policy_delay: int = common.policy_delay(
-        1, help="Gradient steps of the critics for each step of the policy and of the temperature."
+        1, help="Gradient steps of the critics per gradient step of the policy and the temperature."
     )
     num_target_critics: int | None = option(
         None,
-        "Number of critics that are drawn at random in each gradient step; the target is their minimum, and the policy "
-        "follows the mean of all critics (Chen et al. 2021, REDQ). none: both follow the minimum of all.",
+        "Number of critics, sampled in each gradient step, whose minimum is the target; the policy then maximizes the "
+        "mean of all critics (REDQ, Chen et al. 2021). none: both use the minimum of all critics.",
         bounds=COUNT,
     )
     learn_temperature: bool = option(True, "Learn the temperature, so that the entropy approaches target_entropy.")
     temperature: float = option(
-        1.0, "Weight of the entropy: the initial value, or the fixed one.", bounds=POSITIVE, traced=True
+        1.0, "Weight of the entropy; with learn_temperature, the initial one.", bounds=POSITIVE, traced=True
     )
     target_entropy: float | None = option(
         None,
-        "Entropy of the policy in nats, for actions in [-1, 1]. none: minus the number of action dimensions.",
+        "Target entropy of the policy in nats, for actions in [-1, 1]. none: minus the number of action dimensions.",
         needs=("learn_temperature", True),
         traced=True,
     )
@@ -64,7 +64,9 @@ class SAC(common.ActorCritic):
     prioritized: bool = common.prioritized(False)
     priority_exponent: float = common.priority_exponent(0.5)
     importance_exponent: float = common.importance_exponent(0.4)
-    layer_norm: bool = common.layer_norm(False, help="Normalize before every activation of the critics.")
+    layer_norm: bool = common.layer_norm(
+        False, help="Apply layer normalization before every activation of the critics."
+    )
     normalize_observations: bool = common.normalize_observations(False)
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
@@ -77,11 +79,11 @@ class SAC(common.ActorCritic):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return *common.unused_priorities(self), *common.unused_layers(self)
 
     def warnings(self, num_envs: int) -> tuple[str, ...]:
-        """Return warnings about options that do not go together."""
+        """Return warnings about combinations of options that are probably mistakes."""
         found = common.warn_of_targets(self, num_envs)
         if self.target_entropy is not None and self.target_entropy > 0:
             problem = f"actions in [-1, 1] have an entropy of at most 0.69 per dimension, got {self.target_entropy:g}"

@@ -8,17 +8,17 @@ from jaxrl_fast.agents.configs import common
 from jaxrl_fast.utils.option import NON_NEGATIVE, option
 
 _policy_delay = partial(
-    common.policy_delay, help="Gradient steps of the critics for each step of the policy and of all targets."
+    common.policy_delay, help="Gradient steps of the critics per gradient step of the policy and update of the targets."
 )
 _noise = partial(option, bounds=NON_NEGATIVE, traced=True)
-_target_noise = partial(_noise, help="Standard deviation of noise on the target policy's actions.")
+_target_noise = partial(_noise, help="Standard deviation of noise on the target policy's actions in [-1, 1].")
 
 
 @dataclass(frozen=True)
 class TD3(common.ActorCritic):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018).
 
-    The defaults are those of the authors' published code, except that random actions last 5,000 steps.
+    The defaults follow the authors' published code, except that random actions last 5,000 steps.
     """
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
@@ -41,8 +41,8 @@ class TD3(common.ActorCritic):
     num_critics: int = common.num_critics(2)
     policy_delay: int = _policy_delay(2)
     target_noise: float = _target_noise(0.2)
-    target_noise_clip: float = _noise(0.5, "Bound of that noise, where actions are in [-1, 1].")
-    exploration_noise: float = _noise(0.1, "Standard deviation of noise on actions, which are in [-1, 1].")
+    target_noise_clip: float = _noise(0.5, "Clip target noise to plus or minus this.")
+    exploration_noise: float = _noise(0.1, "Standard deviation of exploration noise on actions in [-1, 1].")
     value_head: common.ValueHead = common.value_head(help=common.CRITIC_HEAD)
     num_atoms: int = common.num_atoms(25)
     v_min: float = common.v_min()
@@ -55,7 +55,9 @@ class TD3(common.ActorCritic):
     prioritized: bool = common.prioritized(False)
     priority_exponent: float = common.priority_exponent(0.5)
     importance_exponent: float = common.importance_exponent(0.4)
-    layer_norm: bool = common.layer_norm(False, help="Normalize before every activation of the critics.")
+    layer_norm: bool = common.layer_norm(
+        False, help="Apply layer normalization before every activation of the critics."
+    )
     normalize_observations: bool = common.normalize_observations(False)
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
@@ -68,7 +70,7 @@ class TD3(common.ActorCritic):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return (
             ("target_noise", self.target_noise_clip == 0, "target_noise_clip is 0"),
             ("target_noise_clip", self.target_noise == 0, "target_noise is 0"),

@@ -76,7 +76,7 @@ class EnvpoolPool:
 
 
 def ffi_bridge(pool: LazyPool) -> Bridge:
-    """Call the pool through envpool's XLA custom calls. The compiled program holds the pool's address."""
+    """Return calls of the pool by envpool's XLA custom calls. The compiled program holds the pool's address."""
     bind = functools.partial
     return Bridge(bind(_ffi_send, pool), bind(_ffi_recv, pool), bind(_ffi_step, pool), can_reseed=False)
 

@@ -1,8 +1,8 @@
 """Try options of envpool in a child process, because a bad value may abort the process.
 
-envpool's families accept most of their hundreds of options unchecked: a board of size 0 aborts, and one of size a
-million never finishes. Without OpenGL, an image of MuJoCo's ends the process. This file is also the child's program,
-which prints only why it failed.
+envpool's families do not check most of their hundreds of options: a board of size 0 aborts, and one of size a million
+never finishes. Without OpenGL, drawing an image of MuJoCo ends the process. This file is also the child's program,
+which prints only the reason of a failure.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def ffi_failure() -> str:
 
 @functools.cache
 def image_failure(name: str, config: str) -> str:
-    """Return why a task with these options (JSON) has no image, or "" if it has."""
+    """Return why a task with these options (JSON) cannot draw an image, or "" if it can."""
     return _run_child(["draw", name, config], IMAGE_TIMEOUT_S, TRIAL_ENVIRONMENT)
 
 
@@ -81,7 +81,7 @@ def _run_child(words: list[str], timeout_s: float, environment: dict[str, str]) 
 
 
 def _end_all(child: subprocess.Popen[bytes]) -> bool:
-    """Kill a process and all that it started. Return whether it had exited and some of these were still running."""
+    """Kill a process and its children. Return whether it had exited while some children were still running."""
     ended, until = child.returncode is not None, time.monotonic() + CLEANUP_TIMEOUT_S
     while ended and _alive(child.pid) and time.monotonic() < until:
         time.sleep(0.02)

@@ -147,7 +147,7 @@ def family(name: str) -> str:
 
 
 def _has_time_limit(name: str, default: int) -> bool:
-    """Return whether envpool ends an episode at `max_episode_steps`; some families ignore the option."""
+    """Return whether envpool ends episodes at `max_episode_steps`; some families ignore this option."""
     return default < 2**31 - 1 and (family(name) not in NO_TIME_LIMIT_FAMILIES or name.endswith("Sokoban-v0"))
 
 

@@ -5,7 +5,7 @@ one end, of length `paddle`. Each step moves the paddles, then the ball. Where a
 steeply it returns, so that a player can aim. A missed ball is a point for the other player, and the next ball starts
 in the middle, towards either side. A game ends when a player has `points`, or is truncated at its time limit.
 
-A point is a reward of 1 for the one player and -1 for the other. With `cooperative`, both receive 1 for each hit and
+A point gives a reward of 1 to one player and -1 to the other. With `cooperative`, both receive 1 for each hit and
 -1 for each miss, and the game ends after `points` misses.
 """
 
@@ -137,7 +137,7 @@ class Paddles:
         return Discrete(3)
 
     def _observe(self, params: Params, state: State) -> Array:
-        """Return what each player sees: the whole field, from its own side with `mirror`."""
+        """Return each player's observation: the whole field, from its own side with `mirror`."""
         see = partial(OBSERVATIONS[self.observation], self.size, params)
         states = state, mirrored(state) if self.mirror else state
         if self.own_side is not None:

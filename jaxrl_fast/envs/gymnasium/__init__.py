@@ -25,7 +25,7 @@ def registered() -> tuple[str, ...]:
 
 
 def is_physics(name: str) -> bool:
-    """Return whether an id is of MuJoCo: gymnasium's own, those of gymnasium_robotics, or shimmy's of dm_control."""
+    """Return whether MuJoCo simulates an id: of gymnasium, gymnasium_robotics, or shimmy's dm_control."""
     import gymnasium
 
     module, _, bare = name.rpartition(":")

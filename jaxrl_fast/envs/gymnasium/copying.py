@@ -1,7 +1,8 @@
 """Copy the state of a gymnasium environment, so that a resumed run continues its episodes.
 
-An environment that has `get_state` and `set_state` gives its state itself, and the plain values of its wrappers are
-kept next to it. Any other one is pickled. `choose_method` tries whether a copy is true. JAX is not imported.
+If an environment has `get_state` and `set_state`, these copy its state, and the plain values of its wrappers are kept
+next to it. All other environments are pickled. `choose_method` tests whether a copy takes the same steps. JAX is not
+imported.
 """
 
 import copy
@@ -40,7 +41,7 @@ def pack(arrays: Arrays, states: Sequence[EnvState]) -> dict[str, np.ndarray]:
 
 
 def unpack(arrays: Arrays, packed: Mapping[str, np.ndarray]) -> list[EnvState]:
-    """Return the state of each environment that `pack` was given, and fill the arrays."""
+    """Return the states that `pack` has packed, and fill the arrays."""
     for i, x in enumerate((*arrays.obs, *arrays[1:])):
         x[...] = packed.get(f"row/{i}", x)
     pickled = [packed[f"env/{i}"].tobytes() if f"env/{i}" in packed else b"" for i in range(len(arrays.reward))]
@@ -49,7 +50,7 @@ def unpack(arrays: Arrays, packed: Mapping[str, np.ndarray]) -> list[EnvState]:
 
 
 def dump(env: Any, method: Method) -> bytes:
-    """Return the state of an environment and of its wrappers. Raises whatever the environment raises."""
+    """Return the state of an environment and of its wrappers. Exceptions of the environment pass through."""
     import cloudpickle  # for classes of a notebook or a script
 
     if method == "pickle":
@@ -59,7 +60,7 @@ def dump(env: Any, method: Method) -> bytes:
 
 
 def load(env: Any, method: Method, state: bytes) -> Any:
-    """Return an environment in this state: the given one, or a copy that replaces it. Executes what was pickled."""
+    """Return an environment in this state: the given one, or a copy that replaces it. Unpickling may execute code."""
     if method == "pickle":
         return pickle.loads(state)
     own, generator, layers = pickle.loads(state)
@@ -73,10 +74,10 @@ def load(env: Any, method: Method, state: bytes) -> Any:
 
 
 def choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
-    """Return how an environment is copied, and "" if its copies are true, else how they are not.
+    """Return the method of copying an environment, and how its copies differ ("" if they do not).
 
-    An environment is made and copied in the middle of an episode. Both must return equal steps, over a reset. What
-    they share, such as random numbers of a module, shows too, because they step in turn.
+    A new environment is copied in the middle of an episode. Both must then return equal steps, also after a reset. They
+    step in turn, so that shared state, such as a module's random numbers, makes them differ.
     """
     envs: list[Any] = [make()]
     method: Method = "own" if _has_own_state(envs[0]) else "pickle"
@@ -91,7 +92,7 @@ def choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
 
 
 def _try(envs: list[Any], make: Callable[[], Any], method: Method) -> str:
-    """Append a copy of the only environment, and step both. Return how they differ, or ""."""
+    """Append a copy of the only environment, and step both. Return the difference, or ""."""
     (env,) = envs
     space = copy.deepcopy(env.action_space)
     space.seed(0)

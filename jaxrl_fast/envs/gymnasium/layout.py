@@ -26,9 +26,9 @@ class Leaf(NamedTuple):
         return "observation" + "".join(f"[{key!r}]" for key in self.path)
 
     def accepted(self, within_bounds: bool = True) -> tuple[Any, Any] | None:
-        """Return the least and the greatest number that need no closer look; None: all numbers.
+        """Return the lowest and the highest number that are accepted without a closer check; None: all numbers.
 
-        NaN and infinite numbers are outside. Bounds of what is not an index count with `within_bounds` only.
+        NaN and infinite numbers are never accepted. Bounds of other arrays than indices need `within_bounds`.
         """
         low: Any = None
         high: Any = None
@@ -108,7 +108,7 @@ def build(tree: Any, leaves: tuple[Any, ...] | list[Any]) -> Any:
 
 
 def _kinds(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], Any]]:
-    """Return shapes and dtypes of all arrays: those of leaves, then the others in the order of `Arrays`."""
+    """Return shapes and dtypes of all arrays: first the leaves, then the others in the order of `Arrays`."""
     per_env: list[tuple[tuple[int, ...], Any]] = [(leaf.shape, leaf.stored) for leaf in layout.leaves]
     per_env += [((layout.mask_size,), np.bool_), ((), np.float32), ((), np.bool_), ((), np.bool_)]
     per_env += [(layout.action_shape, layout.action_dtype), ((), np.int64), ((), np.int64), ((), np.bool_)]

@@ -25,7 +25,7 @@ def make_one(
         max_episode_steps: A time limit around the environment.
         render: Whether images will be asked for; `construct` then takes a `render_mode`.
         frame_skip: Steps for each action.
-        changes: The arguments of `ChangeFrames`; None: frames stay as they are.
+        changes: The arguments of `ChangeFrames`; None: frames do not change.
     """
     env = construct(**arguments, **({"render_mode": "rgb_array"} if render else {}))
     env = env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
@@ -61,7 +61,7 @@ class ChangeFrames(gymnasium.ObservationWrapper):
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
 
     def observation(self, observation: Any) -> Any:
-        """Return uint8 [H', W', C'] of a frame as its space declares it; anything else is returned, to be refused."""
+        """Return a valid frame as uint8 [H', W', C']. Other values are returned unchanged, and rejected later."""
         space = self.env.observation_space
         array = np.asarray(observation)
         is_declared = array.dtype == space.dtype and array.shape == space.shape

@@ -66,7 +66,7 @@ class LocalPool:
         return self.row()
 
     def start(self) -> None:
-        """Note that there are actions in `arrays`: the step is taken by `finish`."""
+        """Mark the actions in `arrays` as pending; `finish` takes the step."""
         self.pending = True
 
     def finish(self) -> None:
@@ -231,7 +231,7 @@ class WorkerPool:
                 warnings.warn(warning)
 
     def _answer(self, one: Worker, timeout_s: float | None) -> Any:
-        """Return a worker's answer. Raise what its environment has raised."""
+        """Return a worker's answer. Raise the exception of its environment, if any."""
         try:
             kind, value = one.receive(timeout_s)
         except TimeoutError:
@@ -251,7 +251,7 @@ class WorkerPool:
 
 
 def _raise(pickled: bytes | None, text: str, shown: str, place: str | None) -> NoReturn:
-    """Raise the exception of a worker: of the same type if that can be had, with the traceback as text."""
+    """Raise the exception of a worker: of the same type if possible, with the traceback as text."""
     error: BaseException = RuntimeError(text) if pickled is None else pickle.loads(pickled)
     if place is not None:
         blame(error, place)

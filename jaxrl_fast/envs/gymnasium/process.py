@@ -1,4 +1,4 @@
-"""Start a worker process, and talk to it, as its parent. `worker` is what runs there."""
+"""Start a worker process and exchange messages with it. The process runs the module `worker`."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class Worker:
     """One worker process, as its parent sees it."""
 
     def __init__(self, memory: SharedMemory, setup: Any, first: int, last: int) -> None:
-        """Start it for environments `first` to `last` - 1. It is a new Python, not a fork: JAX has threads here."""
+        """Start a new Python for environments `first` to `last` - 1. A fork would be unsafe, since JAX has threads."""
         self.first, self.last = first, last
         self.channel, theirs = socket.socketpair()
         descriptors = theirs.fileno(), memory.descriptor
@@ -41,7 +41,7 @@ class Worker:
 
     def step(self) -> None:
         """Ask for a step of the worker's environments."""
-        with contextlib.suppress(ConnectionError):  # it has ended, which `receive` tells
+        with contextlib.suppress(ConnectionError):  # the worker has ended; `receive` reports it
             self.channel.sendall(worker.STEP)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -71,7 +71,7 @@ class Worker:
         return f" by signal {-code} ({signal.Signals(-code).name})"
 
     def hang_up(self) -> None:
-        """Tell the process to end: it closes its environments."""
+        """Tell the process to close its environments and end."""
         self.channel.close()
 
     def end(self) -> None:

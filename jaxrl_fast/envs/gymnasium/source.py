@@ -1,4 +1,4 @@
-"""Describe gymnasium environments: how one is made, its spaces, and the time that a step takes."""
+"""Describe gymnasium environments: their construction, their spaces, and the time of a step."""
 
 import functools
 import inspect
@@ -32,7 +32,7 @@ WAITING = 0.5  # of the time of a step; more than that is not spent computing
 
 
 class Source(NamedTuple):
-    """How one environment is made."""
+    """The construction of one environment."""
 
     env_id: str
     construct: Callable[..., Any]
@@ -82,7 +82,7 @@ class Source(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What making one environment and stepping it for a moment has shown."""
+    """The properties of an environment that were found by making one and stepping it for a moment."""
 
     source: Source
     layout: Layout
@@ -135,7 +135,7 @@ def _creator(env_id: str, spec: Any) -> Callable[..., Any]:
 
 
 def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
-    """Return the source for a class, a factory or an environment. Raise ValueError if it cannot make several."""
+    """Return the source for a class, a factory or an environment. Raise ValueError if only one can be made."""
     is_named = bool(env_id) or inspect.isclass(given)
     env_id = env_id or importing.name_of(given)
     if isinstance(given, gymnasium.Env):
@@ -170,7 +170,7 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
 
 
 def _take_changes(options: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options without changes of frames, and these, unless the environment has such options itself."""
+    """Return the options without changes of frames, and the changes that the environment does not define itself."""
     changes = {name: x for name, x in options.items() if name in construct.CHANGES and name not in known}
     return {name: x for name, x in options.items() if name not in changes}, changes
 
@@ -205,8 +205,8 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
     """Return the number of worker processes for a pool of `num_envs`; 0: they are stepped in this process.
 
-    The environments of all pools take turns in this process, also those of shards, because Python runs in one thread
-    at a time.
+    Without workers, the environments of all pools and shards take turns in this process, because Python runs in one
+    thread at a time.
     """
     if config.env_workers != "auto":
         return min(int(config.env_workers), num_envs)
@@ -265,7 +265,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
 
 
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:
-    """Return the functions that take the observation and the action mask out of raw observations."""
+    """Return the functions that extract the observation and the action mask from raw observations."""
     if is_part:
         return _without_mask, lambda raw: raw["action_mask"]
     if is_in_info:
@@ -308,7 +308,7 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine:
     info: list[Any] = []
 
     class Noting(gymnasium.Wrapper):
-        """Keeps what a reset returns next to the observation."""
+        """A wrapper that keeps the `info` of a reset."""
 
         def reset(self, **options: Any) -> Any:
             outcome = self.env.reset(**options)
@@ -323,7 +323,7 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine:
 def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float, float]:
     """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core.
 
-    Both are medians: on a machine that is shared, a step that is interrupted takes a thousand times as long.
+    Both are medians, because an interrupted step on a busy machine takes a thousand times as long.
     """
     arrays = allocate(layout, 1)
     stepper = Stepper(env_id, lambda: env, [0], layout, arrays, quarantine=quarantine)
@@ -355,7 +355,7 @@ def _checked(
     values = {}
     for name, value in options.items():
         if name == "render_mode":
-            raise ValueError(f"render_mode: not an option of training, got {value}; python -m jaxrl_fast.video draws")
+            raise ValueError(f"render_mode: cannot be set here, got {value}; use python -m jaxrl_fast.video to draw")
         if name not in known and not takes_any:
             refuse_option(env_id, name, tuple(known), construct.OFFERED)
         values[name] = coerce(env_id, name, value, known.get(name, inspect.Parameter.empty))

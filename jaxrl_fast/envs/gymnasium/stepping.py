@@ -1,4 +1,4 @@
-"""Step gymnasium environments one after another, and check what they return. Workers import this, so JAX is not.
+"""Step gymnasium environments one after another, and check their results. Workers import this, so it avoids JAX.
 
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
@@ -62,7 +62,7 @@ class Stepper:
             self._check_numbers(np.zeros(len(self.envs), bool))
 
     def step(self) -> None:
-        """Take a step in every environment with the actions in `arrays`; those whose episode has ended reset."""
+        """Take a step in every environment with the actions in `arrays`, or reset it if its episode has ended."""
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite
             self._step()
 
@@ -116,7 +116,7 @@ class Stepper:
         return states
 
     def set_states(self, method: Method, states: Sequence[EnvState]) -> None:
-        """Restore what `get_states` has returned, after the arrays have been filled."""
+        """Restore the result of `get_states`, after the arrays have been filled."""
         for i, (pickled, seed) in enumerate(states):
             self.seeds[i], before = seed, self.envs[i]
             if pickled:
@@ -285,7 +285,7 @@ class Stepper:
 
 
 def where(arrays: Arrays, i: int, number: int) -> str:
-    """Return where environment i is, which has this number in its pool."""
+    """Return the place of environment i, named by its number in the pool, for messages."""
     length = int(arrays.length[i])
     now = f"step {length}, action {_few(arrays.action[i])}" if length else "reset"
     return f"environment {number}, episode {int(arrays.episode[i])}, {now}"

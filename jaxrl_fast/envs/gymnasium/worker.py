@@ -1,7 +1,7 @@
 """Step a share of a pool's environments in a separate process: `main` is what `process.Worker` starts.
 
-The parent and this process share the arrays of rows. Over a socket go a byte for a step, and pickled calls and results
-for all else. JAX is not imported, unless the environment does it.
+The parent and this process share the arrays of rows. A socket carries one byte for each step, and pickled calls and
+results for everything else. JAX is not imported, unless the environment imports it.
 """
 
 import contextlib
@@ -98,7 +98,7 @@ def _open(channel: socket.socket, descriptor: int) -> Any:
 
 
 def _serve(channel: socket.socket, stepper: Any) -> None:
-    """Carry out what the parent asks for."""
+    """Answer the parent's messages until the socket is closed."""
     while True:
         kind, call = receive(channel)
         if kind == b"":

@@ -97,7 +97,7 @@ def _drawing(single: Single, given: Mapping[str, str], ranges: Mapping[str, draw
 
 
 def made(source: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Return what a factory makes with those of the options that are its arguments."""
+    """Return the environment that a factory makes from the options that are its arguments."""
     env_id = importing.name_of(source)
     return call(env_id, source, _given(env_id, source, options))
 
@@ -151,11 +151,11 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
 
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-    """Step all N environments; those whose last step ended an episode reset.
+    """Step all N environments, or reset them if their last step ended an episode.
 
     An environment that resets is stepped too, from the start of its next episode, and the result is discarded:
     `step_env` need not be defined on the state after an episode's end. A player whose episode has ended waits, with
-    `last` True, until those of all its players have.
+    `last` True, until the episodes of all players have ended.
     """
     if not single.players:  # else `players` has checked it
         spaces.check_action(single.spec, action)
@@ -202,10 +202,10 @@ def draw(single: Single, key: Key) -> tuple[Episode, jax.Array]:
 def refill(single: Single, impl: Any, resets: ResetBuffer, needed: jax.Array) -> ResetBuffer:
     """Return the buffer with an unused start for every environment that needs one [N].
 
-    Resetting N environments costs more than stepping them, and some episode starts at nearly every step. So nothing
-    is reset until a used start is needed; then all used ones are replaced. The moment changes no value, because each
-    environment's episodes follow from its own key. A batch of seeds can therefore share one condition, where `vmap`
-    alone would reset at every step.
+    Resetting N environments costs more than stepping them, and some episode starts at nearly every step. So all used
+    starts are replaced only once an environment needs another one. The time of replacement does not affect values,
+    because each environment's episodes follow from its own key. A batch of seeds can therefore share one condition;
+    under a plain `vmap`, each step would reset.
     """
     shared = jax.custom_batching.custom_vmap(functools.partial(_refill_if_needed, single, impl))
     shared.def_vmap(functools.partial(_refill_seeds, single, impl))
@@ -254,8 +254,8 @@ def _check_interface(env_id: str, env: Any) -> None:
     missing = [name for name in required if inspect.getattr_static(env, name, inspect) is inspect]
     if missing == ["is_truncated"]:
         raise ValueError(
-            f"{env_id} lacks is_truncated(state, params) of gymnax's interface; add it in a subclass: whether the time "
-            "limit is reached, or False without one"
+            f"{env_id} lacks is_truncated(state, params) of gymnax's interface; add it in a subclass to return whether "
+            "the time limit is reached (False without one)"
         )
     if missing:
         raise ValueError(

@@ -21,7 +21,7 @@ from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
 
 
 class Single(NamedTuple):
-    """One environment and what tracing it has shown."""
+    """One environment and the properties found by tracing it."""
 
     env: Any
     params: Any

@@ -20,7 +20,7 @@ from jaxrl_fast.utils.random import key_of_seed
 
 
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
-    """Return the environment as tracing shows it, or raise ValueError; its declared spaces may be wrong."""
+    """Return the environment with traced shapes, since declared spaces may be wrong. Raise ValueError for a bad one."""
     action, bounds = _action(env_id, _try(env_id, env.action_space, params))
     players = _players(env_id, unwrapped(env))
     spec = EnvSpec(env_id, None, action, num_envs, players=players)  # type: ignore[arg-type]  # obs is traced below
@@ -76,7 +76,7 @@ def _observation_space(env: Any, params: Any) -> Any:
 
 
 class _Unusable(ValueError):
-    """An environment returns what it must not."""
+    """The error for an environment that returns something unsupported."""
 
 
 def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -159,7 +159,7 @@ def _type_of(value: Any) -> str:
 
 
 def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Return the shape and common dtype of what reset and step return, without weak types."""
+    """Return the shape and common dtype of the results of reset and step, without weak types."""
     return jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype))
 
 
@@ -189,7 +189,7 @@ def _attributes(env: Any) -> dict[str, Any]:
 
 
 def _check_attributes(env_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise ValueError if a step has changed the environment itself, which compiled steps would not do."""
+    """Raise ValueError if a step has changed the environment object, since compiled steps would not change it."""
     for name, value in after.items():
         is_number = isinstance(value, bool | int | float)
         if not is_number or name in before and before[name] is not value and before[name] != value:

@@ -21,7 +21,7 @@ from jaxrl_fast.envs.gymnax.batch import adapt
 from jaxrl_fast.envs.spaces import Interval
 from jaxrl_fast.types import Discrete, Env, HostEnvConfig, Key
 
-with contextlib.redirect_stdout(io.StringIO()):  # it prints which submodules it has not found
+with contextlib.redirect_stdout(io.StringIO()):  # JaxMARL prints the names of missing submodules
     import jaxmarl
 
 FAMILY = "MPE_"

@@ -68,7 +68,7 @@ class JumanjiEnv:
         return state.truncated | (state.num_steps >= self.time_limit)
 
     def action_space(self, params: Any) -> Discrete | MultiDiscrete:
-        """Return jumanji's actions. Choices that only a mask of all combinations restricts become one choice."""
+        """Return jumanji's actions. Several choices with a joint mask become one choice among all combinations."""
         if not self.nums:
             return Discrete(int(self.env.action_spec.num_values))
         return Discrete(int(np.prod(self.nums))) if self.is_joint else MultiDiscrete(self.nums)

@@ -1,8 +1,8 @@
 """Provide pgx's environments, with their masks of legal actions.
 
 The agent is player 0. In an environment for several players, all others take uniformly random legal actions; pgx draws
-who begins. The reward of a step includes what the agent receives during the moves of the others. A terminal
-observation is seen by the agent, whoever would be next.
+the first player. The reward of a step includes the agent's rewards during the moves of the others. Terminal
+observations are shown from the agent's view.
 """
 
 import functools
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     env: Any  # pgx's own state
     num_steps: jax.Array  # int32 []: actions of the agent in this episode
-    early_reward: jax.Array  # f32 []: what the agent received before its first action, paid with that action
+    early_reward: jax.Array  # f32 []: rewards of the agent before its first action, added to that action's reward
 
 
 class PgxEnv:
@@ -49,7 +49,7 @@ class PgxEnv:
         return self._observation(state), State(state, jnp.int32(0), reward)
 
     def step_env(self, key: Key, state: State, action: jax.Array, params: Params) -> tuple[Any, ...]:
-        """Apply an action of the agent, then those of the others, without a reset."""
+        """Apply an action of the agent, then actions of the others, without a reset."""
         key_step, key_others = jax.random.split(key)
         after = self.env.step(state.env, action, key_step)
         reward = state.early_reward + after.rewards[AGENT]

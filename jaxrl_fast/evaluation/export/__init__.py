@@ -13,7 +13,7 @@ from jaxrl_fast.utils.option import MAX_INDEX, Bounds, option
 
 @dataclass(frozen=True)
 class Options:
-    """Which policy is exported, and how."""
+    """Policy and format of the export."""
 
     to: Literal["stablehlo", "onnx", "npz"] = option(
         "stablehlo", "Format: stablehlo is loaded by JAX, onnx by onnxruntime, npz (MLPs only) by numpy."
@@ -21,7 +21,7 @@ class Options:
     out: str = option("", "Folder to create. Default: a new folder export-FORMAT in the run directory.")
     seed: int | None = option(None, "Training seed of the run to export; none: the first.", bounds=Bounds(0, MAX_INDEX))
     member: dict[str, Any] = option(
-        {}, "In a part of a sweep, the member to export: agent.gamma=0.9 agent.learning-rate=1e-3."
+        {}, "For a run of a sweep with several members: values that select one, such as agent.gamma=0.9."
     )
     which: Literal["best", "last"] = option(
         "best", "Checkpoint: best = highest mean evaluation return over all seeds; last = newest."
@@ -66,7 +66,7 @@ def write(export: Export) -> Path:
     """Create the folder with all files in it, or nothing. Return it.
 
     Raises:
-        FileExistsError: If the folder has come into being since the export began.
+        FileExistsError: If another program has created the folder since the export began.
     """
     aside = export.folder.with_name(f"{files.ASIDE}{export.folder.name}")
     export.folder.mkdir()
@@ -133,7 +133,7 @@ def _build(saved: Any, options: Options, out: Path) -> Export:
 
 
 def _serialize(saved: Any, policy: Any, to: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the files of this format, and what the card says of them."""
+    """Return the files of this format, and their description in the card."""
     if to == "stablehlo":
         import jax.export
 

@@ -1,4 +1,4 @@
-"""Compare an exported policy with the run's own, as it comes out of its files."""
+"""Compare an exported policy, loaded from its files, with the policy of the run."""
 
 import runpy
 import tempfile
@@ -24,10 +24,10 @@ MAX_DIFFERENT = 0.01  # of discrete actions: rounding decides between actions th
 
 
 def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return how actions of the exported policy differ from those of the run on random observations.
+    """Compare the actions of the exported policy with the run's on random observations. Return the result as text.
 
     Raises:
-        ValueError: If they differ by more than rounding does.
+        ValueError: If they differ by more than rounding errors.
     """
     obs = observations(function.obs, NUM_ROWS)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key_of_seed(0), np.arange(NUM_ROWS))
@@ -54,7 +54,7 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
 
 
 def reference(saved: SavedRun, obs: PyTree, memory: tuple[Any, ...]) -> Any:
-    """Return the greedy actions [B, ...] of the run for observations and memories like those of the exported policy."""
+    """Return the greedy actions [B, ...] of the run for inputs of the exported policy."""
     env, carry = saved.env, initial_carry(saved.agent, NUM_ROWS)
     leaves, structure = jax.tree.flatten(carry)
     is_memory = policy.remembers(saved.agent, saved.agent.exploit, saved.learners, env.spec.obs)

@@ -40,7 +40,7 @@ class Memory(NamedTuple):
 
 
 class PolicyFunction(NamedTuple):
-    """A policy for single rows, with everything inside that lies between an observation and the action."""
+    """A policy for single rows, with all preprocessing of observations and scaling of actions."""
 
     act: Callable[..., tuple[Array, tuple[Array, ...]]]  # (obs, arrays of `noise`, of `memory`) to action and memory
     draw: Callable[[Key], tuple[Array, ...]]  # the noise of one row

@@ -20,7 +20,7 @@ NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "p
 NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR}
 LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
 PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
-IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # greedy actions do not depend on them
+IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # parameters that greedy actions do not depend on
 
 Arrays = dict[str, np.ndarray]
 
@@ -57,7 +57,7 @@ def _unsupported(problem: str) -> ValueError:
 
 
 def _layers(saved: SavedRun) -> Arrays:
-    """Return the parameters by the names that policy.py has for them."""
+    """Return the parameters by their names in policy.py."""
     prefix = NETWORKS[saved.settings.algo]
     state = checkpoint.names(saved.learners)
     params = {name.removeprefix(prefix): np.asarray(x) for name, x in state.items() if name.startswith(prefix)}

@@ -66,7 +66,9 @@ class Graph:
             return np.array([dim], np.int64)
         factors = [int(dim._evaluate({BATCH: n})) for n in (0, 1, 2)]
         if factors != [0, factors[1], 2 * factors[1]]:
-            raise ValueError(f"--to onnx: the policy has an array of length {dim}, got no multiple of the rows")
+            raise ValueError(
+                f"--to onnx: an array's length must be a multiple of the number of rows, got {dim}; use stablehlo"
+            )
         return rows if factors[1] == 1 else self.op("Mul", rows, np.array([factors[1]], np.int64))
 
     def _new_name(self) -> str:
@@ -75,7 +77,7 @@ class Graph:
 
 
 def type_of(dtype: Any) -> int:
-    """Return ONNX's number of a dtype. Raise ValueError if it has none here."""
+    """Return ONNX's number of a dtype. Raise ValueError for an unsupported dtype."""
     name = np.dtype(dtype).name
     if name not in TYPES:
         raise ValueError(f"--to onnx: the policy computes with an unsupported type, got {name}; use stablehlo")

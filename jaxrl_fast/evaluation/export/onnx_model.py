@@ -23,7 +23,7 @@ OPSET = 18  # of onnxruntime 1.14 and newer
 IR_VERSION = 8
 ACTION = "action"
 CALLS = {"jaxpr", "call_jaxpr", "fun_jaxpr"}  # parameters that hold the body of an equation that is only a call
-LOOPS = {"scan", "while", "cond"}  # they have bodies too, but are not plain calls
+LOOPS = {"scan", "while", "cond"}  # equations with bodies that are not plain calls
 
 
 def serialize(function: PolicyFunction) -> bytes:
@@ -81,7 +81,7 @@ def _evaluate(
 
 
 def _live(jaxpr: Any, is_needed: Sequence[bool]) -> tuple[list[Any], set[Any]]:
-    """Return the equations that some needed result depends on, in order, and all variables that they need."""
+    """Return, in order, the equations that needed results depend on, and all variables that they need."""
     needed = {x for x, flag in zip(jaxpr.outvars, is_needed) if flag and not isinstance(x, core.Literal)}
     live = []
     for equation in reversed(jaxpr.eqns):

@@ -23,7 +23,7 @@ OTHER_NAME = {
 
 
 def _op(kind: str, graph: Graph, equation: Any, *values: Value) -> str:
-    """Add an operation that is the same in both, element by element."""
+    """Add an elementwise operation with the same meaning in JAX and ONNX."""
     if kind in ("And", "Or", "Xor", "Not") and equation.invars[0].aval.dtype != bool:
         raise ValueError(f"--to onnx: {kind} of integers is not supported, got {equation}; use stablehlo")
     return graph.op(kind, *values)
@@ -85,7 +85,7 @@ def _reshape(graph, equation, x, *dynamic):
 
 
 def _slice(graph, equation, x):
-    """Slice the axes that are not taken whole."""
+    """Slice, skipping the axes that are kept whole."""
     shape = equation.invars[0].aval.shape
     starts, limits, strides = (equation.params[name] for name in ("start_indices", "limit_indices", "strides"))
     strides = strides or (1,) * len(shape)

@@ -14,7 +14,7 @@ from jaxrl_fast.utils.parsing import nearest
 
 
 class Renderer(NamedTuple):
-    """How the observations of an environment are drawn."""
+    """The function that draws an environment's observations, and its frame rate."""
 
     draw: Callable[[Any], np.ndarray]  # from an observation to an image
     fps: int  # steps per second: real time, or slow enough to follow

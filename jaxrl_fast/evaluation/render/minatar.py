@@ -12,7 +12,7 @@ BACKGROUND, EMPTY = "#12161d", "#1b212b"
 
 
 class Piece(NamedTuple):
-    """How one channel of a board is drawn."""
+    """The color and shape of one channel of a board."""
 
     color: str
     size: float = 0.86  # of a cell

@@ -1,9 +1,9 @@
 """Keep the frames of a replay buffer in the host's memory or on its disk, compressed or not, as a `FrameStore`.
 
-The program holds a handle, which keeps its calls in order. It calls once in each update to write the frames of a
-rollout. If all its batches together are small, it reads them in one call. Else it requests them in one call, threads
-read them, and each gradient step takes its batch. Where the next draws depend on the gradient step before (priorities),
-each gradient step reads its batch.
+The program holds a handle, which keeps its calls in order. One call in each update writes the frames of a rollout. If
+the batches of an update are small, one call reads them all. Otherwise one call requests them, threads read them, and
+each gradient step takes its batch. With priorities, draws depend on earlier gradient steps, so each step reads its
+batch.
 """
 
 import math
@@ -142,7 +142,7 @@ def _one_batch(places: Sequence[Place]) -> list[Place]:
 
 
 def _split(frames: PyTree) -> list[PyTree]:
-    """Return the frames of each place from those of one batch, [P, 1, ..., *frame]."""
+    """Return the frames of each place from the frames of one batch, [P, 1, ..., *frame]."""
     num = len(jax.tree.leaves(frames)[0])
     return [jax.tree.map(lambda x: x[i, 0], frames) for i in range(num)]  # noqa: B023
 

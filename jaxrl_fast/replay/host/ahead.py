@@ -1,4 +1,4 @@
-"""Read the batches of an update in threads, while the program learns from the ones before, or acts."""
+"""Read the batches of an update in threads, while the program acts or learns from earlier batches."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,9 +11,9 @@ MAX_BYTES = 2**28  # of the batches of a request that have been read and not bee
 
 
 class Ahead:
-    """The batches of one caller, who requests those of an update and takes them one after another.
+    """The batches of one caller, which requests the batches of an update and takes them one after another.
 
-    The next update's may be requested before those of this one are taken.
+    The batches of the next update may be requested before all batches of this update are taken.
     """
 
     def __init__(self, threads: ThreadPoolExecutor):

@@ -1,4 +1,4 @@
-"""Where the full groups of a buffer lie: in an array, as compressed blocks in memory, or in files.
+"""Store the full groups of a buffer: in an array, as compressed blocks in memory, or in files.
 
 A group holds a block of rows of each environment. Group g replaces group g - G, where G groups are kept.
 """
@@ -23,7 +23,7 @@ Sizes = tuple[int, int, int, int]  # groups G, environments N, rows of a block, 
 
 
 class Request(NamedTuple):
-    """Which frames are read, and where they go: frame i to row[i] of the result."""
+    """The frames to read, and their rows in the result."""
 
     group: np.ndarray  # [M]
     env: np.ndarray  # [M]
@@ -35,15 +35,15 @@ class Blocks(Protocol):
     """Full groups. Several threads may read at a time, and one may write a group that is not read."""
 
     codec: Codec
-    num_bytes: int  # of what is kept
-    num_raw_bytes: int  # of the same frames as they came
+    num_bytes: int  # bytes of the stored blocks
+    num_raw_bytes: int  # bytes of the same frames before compression
     codec_time: float  # seconds of all threads for compressing and decompressing
 
     def write(self, group: int, data: np.ndarray) -> None:
         """Keep a group [N, rows, B] in place of the oldest one."""
 
     def read(self, request: Request, out: np.ndarray) -> None:
-        """Write the frames that are asked for to `out` [rows, B]."""
+        """Write the requested frames to `out` [rows, B]."""
 
     def blocks_of(self, group: int) -> list[Any]:
         """Return a group's encoded blocks, which do not change later. Not needed where blocks lie in files."""

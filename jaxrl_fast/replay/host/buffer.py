@@ -21,7 +21,7 @@ from jaxrl_fast.replay.host.journal import Journal
 
 BLOCK = 16  # rows: more compress better, fewer are unpacked faster
 MAX_PENDING = 4  # full groups that are not yet written
-ABANDONED: list[Any] = []  # what programs know by address that may still be under way
+ABANDONED: list[Any] = []  # objects that running programs may hold by their address
 
 
 Newest = tuple[int, dict[int, np.ndarray]]  # the number of rows, and the groups of them that are not yet written
@@ -39,11 +39,11 @@ class HostBuffer:
     """The frames of one shard. Rows are numbered since the beginning; row t of R is at place t mod R."""
 
     def __init__(self, shape: Shape, on_disk: bool, compressed: bool, num_workers: int = 1):
-        """Allocate nothing: `open` does. Each of the gradient workers makes the same calls; the first one writes."""
+        """Prepare a buffer; `open` allocates it. All gradient workers make the same calls, and the first one writes."""
         self.shape, self.on_disk, self.compressed = shape, on_disk, compressed
         self.num_workers = num_workers
         self.num_groups = -(-shape.num_rows // BLOCK) + 1  # kept when full
-        self.calls: list[Any] = []  # what a compiled program knows by its address
+        self.calls: list[Any] = []  # objects that a compiled program holds by their address
         self.lock = threading.Lock()
         self.is_open = False
 
@@ -67,7 +67,7 @@ class HostBuffer:
         self.is_open = True
 
     def close(self) -> None:
-        """Free everything. A program that is still under way fails at its next call."""
+        """Free everything. A program that is still running fails at its next call."""
         if not self.is_open:
             return
         self.is_open = False
@@ -106,7 +106,7 @@ class HostBuffer:
     def request(self, worker: int, row: np.ndarray, env: np.ndarray, num: int) -> None:
         """Begin to read the first `num` of K batches at places [P, K, M].
 
-        They are taken before a `put` that writes over their rows, and before the next but one request.
+        They must be taken before a `put` overwrites their rows, and before the second request after this one.
         """
         newest, places = self._newest_rows(), np.stack([row, env])
         read = lambda i, batch: self._read_batch(newest, places[:, :, i], batch)
@@ -152,7 +152,7 @@ class HostBuffer:
             self.blocks.read(Request(group[full], env[full], at[full], target[full]), out)
 
     def save(self) -> Callable[[], dict[str, Any]]:
-        """Note what is there now. Return a function that writes what is new and returns what `load` needs."""
+        """Record the current state. Return a function that writes new groups and returns the argument of `load`."""
         self._flush()
         count, full = self.count, self.count // BLOCK
         oldest = max(count - self.shape.num_rows, 0) // BLOCK
@@ -177,14 +177,14 @@ class HostBuffer:
         return write
 
     def load(self, saved: Mapping[str, Any]) -> np.ndarray:
-        """Restore what was saved, but for what is damaged in files marked so. The others have been verified.
+        """Restore a saved buffer, except for damaged parts of files that are marked so.
 
         Returns which places are lost in all environments, bool [R]. Their frames are zero. Raises ValueError for a
         buffer of another form, which another version of this package may have saved.
         """
         form, own = (saved["block"], *saved["shape"]), (BLOCK, *self.shape)
         if form != own:
-            raise ValueError(f"the saved replay has the block and shape {form}, but must have {own}; train it again")
+            raise ValueError(f"the saved replay must have block and shape {own}, got {form}; train it again")
         count = self.count = saved["count"]
         self.seen = [count] * self.num_workers
         at, lost = count % BLOCK, np.zeros(self.shape.num_rows, bool)
@@ -208,7 +208,7 @@ class HostBuffer:
         self.journal.prune({file["name"] for saved in kept for file in saved["files"]})
 
     def report(self) -> dict[str, float]:
-        """Return how much the full blocks take, and the seconds of reading, of writing and of all threads' codecs.
+        """Return the bytes of the full blocks, and the seconds spent on reading, writing and compression.
 
         The program waits for reads. Writes and a part of the codec's time pass while it computes.
         """
@@ -250,7 +250,7 @@ class HostBuffer:
                 self._finish(group)
 
     def _finish(self, group: int) -> None:
-        """Wait until a full group is written. If that has failed, each call raises: later groups would take its place."""
+        """Wait until a full group is written. If writing failed, each call raises: later groups would replace it."""
         self.pending[group][1].result()
         del self.pending[group]
 

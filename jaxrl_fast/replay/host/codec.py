@@ -1,4 +1,4 @@
-"""How the frames of a block are kept: as they are, or compressed without loss by zstandard."""
+"""Encode the frames of a block: unchanged, or losslessly compressed by zstandard."""
 
 import importlib.util
 import threading

@@ -1,11 +1,10 @@
-"""Files of groups of blocks, which are only appended to: a checkpoint names how much of each it needs.
+"""Append groups of blocks to files. A checkpoint records the length of each file that it needs.
 
     RUN/replay/00000003.bin    successive groups: for each environment the length of its block, uint32, and the block
 
-A file that is complete or named by a checkpoint never changes below the length that the checkpoint names. So nothing is
-copied when a run is saved, and a run that was killed finds all that its last checkpoint names. A resumed run begins a
-new file. A checkpoint also has the length and CRC-32 of each group, so that the rest of a damaged file can be used. An
-empty block is one whose frames are zero.
+A file never changes below the length that a checkpoint records. So saving a run copies nothing, and a killed run finds
+all data of its last checkpoint. A resumed run begins a new file. A checkpoint also has the length and CRC-32 of each
+group, so that the rest of a damaged file can be used. An empty block stands for frames of zeros.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ class Segment:
         self.path, self.group = path, group  # the first group; None: a group that is not full
         self.groups: list[list[int]] = []  # the bytes and the CRC-32 of each
         self.num_bytes = 0
-        self.digest = hashlib.sha256()  # of what was appended
+        self.digest = hashlib.sha256()  # of the appended bytes
         self.sha256 = ""  # of a file that is not appended to
         self.descriptor = -1
 
@@ -49,7 +48,7 @@ class Segment:
         self.digest.update(record)
 
     def entry(self) -> dict[str, Any]:
-        """Return what a checkpoint says of the file as it is now."""
+        """Return the entry of the file in a checkpoint that is saved now."""
         return {
             "name": self.path.name,
             "group": self.group,
@@ -169,7 +168,7 @@ class Journal:
                 yield blocks
 
     def recover(self, file: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        """Write what is left of a damaged or missing file to a new one, with empty blocks where a group is lost.
+        """Write the intact groups of a damaged or missing file to a new one, with empty blocks for lost groups.
 
         Returns the entry of the new file, and the indices of the lost groups in it.
         """
@@ -188,7 +187,7 @@ class Journal:
         return segment.entry(), lost
 
     def drop(self, oldest: int) -> None:
-        """Stop to use the files without a group from `oldest` on. Delete those that no checkpoint names."""
+        """Release files whose groups are all older than `oldest`. Delete the ones that no checkpoint names."""
         with self.lock:
             for segment in [x for x in self.in_use if x.end <= oldest and x is not self.current]:
                 self.in_use.remove(segment)
