@@ -196,8 +196,7 @@ class WorkerPool:
         self.finish()
         for one in self.workers:
             one.call("get_states", self.copy_method())
-        states = [self._answer(one, self.timeout_s) for one in self.workers]
-        return pack(self.arrays, [state for of_worker in states for state in of_worker])
+        return pack(self.arrays, [state for of_worker in self._answers() for state in of_worker])
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a state."""
@@ -205,7 +204,7 @@ class WorkerPool:
         states = unpack(self.arrays, state)
         for one in self.workers:
             one.call("set_states", self.copy_method(), states[one.first : one.last])
-        self._wait(self.timeout_s)
+        self._answers()
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
@@ -229,6 +228,23 @@ class WorkerPool:
             warning = self._answer(one, timeout_s)
             if warning:
                 warnings.warn(warning)
+
+    def _answers(self) -> list[Any]:
+        """Return the answers of all workers. If some have failed, raise one's exception, but leave no answer behind.
+
+        A run goes on without a state that cannot be saved or restored.
+        """
+        found, failed = [], None
+        for one in self.workers:
+            try:
+                found.append(self._answer(one, self.timeout_s))
+            except EnvFault:  # the process has ended, and so will the run
+                raise
+            except Exception as error:  # of any kind: in the environment's code
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return found
 
     def _answer(self, one: Worker, timeout_s: float | None) -> Any:
         """Return a worker's answer. Raise what its environment has raised."""
