@@ -31,7 +31,9 @@ class State(NamedTuple):
     """The state of one environment."""
 
     env: PyTree
-    truncated: jax.Array  # [] or [P] bool: truncated in one of the steps of the last action, perhaps not in its last step
+    truncated: (
+        jax.Array
+    )  # [] or [P] bool: truncated in one of the steps of the last action, perhaps not in its last step
 
 
 class FrameSkip:

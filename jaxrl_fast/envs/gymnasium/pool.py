@@ -5,12 +5,13 @@ Trajectories do not depend on the number of workers, because each environment ha
 
 import itertools
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxrl_fast.envs.gymnasium import worker
+from jaxrl_fast.envs.gymnasium import process, worker
 from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.process import Worker
@@ -217,8 +218,9 @@ class WorkerPool:
         """Let the workers close their environments, and end them."""
         for one in self.workers:
             one.hang_up()
+        until = time.monotonic() + process.CLOSE_S  # they close at the same time
         for one in self.workers:
-            one.end()
+            one.end(until - time.monotonic())
         self.workers = []
         self.memory.close()
 
