@@ -98,7 +98,7 @@ def _open(channel: socket.socket, descriptor: int) -> Any:
 
 
 def _serve(channel: socket.socket, stepper: Any) -> None:
-    """Carry out what the parent asks for. After a call that fails, the next one is carried out; a failed step ends it."""
+    """Carry out what the parent asks for, until a step fails. After a call that fails, the next one is carried out."""
     while True:
         kind, call = receive(channel)
         if kind == b"":

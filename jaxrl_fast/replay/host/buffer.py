@@ -250,7 +250,7 @@ class HostBuffer:
                 self._finish(group)
 
     def _finish(self, group: int) -> None:
-        """Wait until a full group is written. If that has failed, each call raises: later groups would take its place."""
+        """Wait until a full group is written. If that failed, each call raises: later groups would take its place."""
         self.pending[group][1].result()
         del self.pending[group]
 
