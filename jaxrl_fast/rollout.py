@@ -144,14 +144,16 @@ def scores_of_games(
 ) -> Metrics:
     """Return `scores_of` with games counted once, as means over their players, and sums for each player.
 
+    A step of a game is valid while any of its players acts.
+
     Of player "left", "return_sum/left" is the sum over the "episodes/left" that ended and in which it is scored.
     """
     players, num_rows = env.spec.players, over.shape[1]
     is_scored = agent.is_scored(num_rows) if agent.is_scored else np.ones(num_rows, bool)
     num_scored = int(is_scored.sum()) // env.spec.num_games  # players of each game
-    valid, over = valid & is_scored[None], over & is_scored[None]
-    found = scores_of(valid, over, score, length, failed)
-    counts = {name: found[name] // num_scored for name in ("episodes", "valid_steps")}
+    in_game, over = valid.reshape(len(valid), len(players), -1).any(axis=1), over & is_scored[None]
+    found = scores_of(in_game, over, score, length, failed)
+    counts = {"episodes": found["episodes"] // num_scored}
     sums = {name: found[name] / num_scored for name in ("return_sum", "length_sum")}
     rows = [slice(i * env.spec.num_games, (i + 1) * env.spec.num_games) for i in range(len(players))]
     episodes = {f"episodes/{player}": over[:, own].sum() for player, own in zip(players, rows)}

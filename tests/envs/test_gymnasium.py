@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import pytest
 from jaxrl_fast import envs
 from jaxrl_fast.envs import host_env, host_pool
 from jaxrl_fast.envs.gymnasium import layout, source
+from jaxrl_fast.envs.gymnasium import process as worker_process
+from jaxrl_fast.envs.gymnasium.pool import WorkerPool
 from jaxrl_fast.envs.host_pool import seeds_of
 from jaxrl_fast.types import Box, Discrete, HostEnvConfig, MultiDiscrete
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
@@ -421,6 +424,19 @@ def test_dead_or_hanging_worker_raises_fault_with_step(fault, says):
     start = time.perf_counter()
     env.close()
     assert time.perf_counter() - start < 20 and all(process.poll() is not None for process in processes)
+
+
+def test_close_waits_for_all_stuck_workers_at_once(monkeypatch):
+    monkeypatch.setattr(worker_process, "CLOSE_S", 0.6)
+    closing = object.__new__(WorkerPool)
+    closing.workers, closing.memory = [object.__new__(worker_process.Worker) for _ in range(4)], layout.SharedMemory(64)
+    for one in closing.workers:
+        one.process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+        one.channel, theirs = socket.socketpair()
+        theirs.close()
+    stuck, start = [one.process for one in closing.workers], time.perf_counter()
+    closing.close()
+    assert 0.6 < time.perf_counter() - start < 1.8 and [one.poll() for one in stuck] == [-signal.SIGKILL] * 4
 
 
 def test_new_pool_works_after_fault_in_another_pool():

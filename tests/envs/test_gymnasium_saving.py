@@ -12,11 +12,13 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import envs
-from jaxrl_fast.envs.gymnasium import copying
+from jaxrl_fast.envs.gymnasium import copying, source
 from jaxrl_fast.envs.gymnasium.making import make_one
+from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool
 from jaxrl_fast.types import HostEnvConfig
 from tests.helpers.gym_envs import Guarded, Walk
 from tests.helpers.runs import bits, records, stop_after
+from tests.helpers.trees import same_bits
 
 MODULE = "tests.envs.test_gymnasium_saving"
 
@@ -44,6 +46,16 @@ class Forgetful(Own):
 
     def get_state(self):
         return {"x": self.x, "t": 0}
+
+
+class Jammed(Own):
+    """An environment whose state cannot be saved after two steps, and can never be restored."""
+
+    def get_state(self):
+        return 1 / 0 if self.t > 2 else super().get_state()
+
+    def set_state(self, state):
+        raise KeyError("x")
 
 
 class Rebuilt(Walk, gymnasium.utils.EzPickle):
@@ -85,6 +97,32 @@ class Large(Walk):
 def test_choose_method_accepts_only_copies_that_step_identically(construct, method, reason):
     found, why = copying.choose_method(partial(make_one, construct, {}, 7, False, 2))
     assert found == method and bool(why) == bool(reason) and re.match(reason, why), why
+
+
+@pytest.mark.parametrize("make_pool", [LocalPool, partial(WorkerPool, num_workers=2, timeout_s=0)])
+def test_pool_goes_on_when_state_cannot_be_saved_or_restored(make_pool):
+    """It returns the rows of a pool that was not asked for its state."""
+    made = source.from_object(Jammed, {}, "")
+    options = ("Jammed", made.maker(render=False), source.describe(made).layout, [1, 2])
+    pool, other = make_pool(*options, copy_method=lambda: "own"), LocalPool(*options)
+    try:
+        np.testing.assert_array_equal(pool.reset(), other.reset())
+        saved = pool.get_state()
+        for t in range(5):
+            pool.send(np.full(2, 5))
+            other.send(np.full(2, 5))
+            if t == 3:
+                with pytest.raises(ZeroDivisionError):
+                    pool.get_state()
+            assert same_bits(pool.recv(), other.recv())
+        with pytest.raises(KeyError, match="x"):
+            pool.set_state(saved)
+        for one in (pool, other):
+            one.reseed([3, 4])
+        np.testing.assert_array_equal(pool.reset(), other.reset())
+    finally:
+        pool.close()
+        other.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

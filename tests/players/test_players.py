@@ -367,6 +367,7 @@ class TestPlayersWithSeparateEnds:
         for name, value in expected.items():
             np.testing.assert_array_equal(getattr(steps, name).reshape(60, 3, N), value, err_msg=name)
         assert int(scores["episodes"]) == games > 20
+        assert int(scores["valid_steps"]) == expected["valid"].any(axis=1).sum()
         for player, value in zip("abc", returns, strict=True):
             assert int(scores[f"episodes/{player}"]) == games
             assert float(scores[f"return_sum/{player}"]) == value

@@ -5,12 +5,13 @@ Trajectories do not depend on the number of workers, because each environment ha
 
 import itertools
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxrl_fast.envs.gymnasium import worker
+from jaxrl_fast.envs.gymnasium import process, worker
 from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.process import Worker
@@ -196,8 +197,7 @@ class WorkerPool:
         self.finish()
         for one in self.workers:
             one.call("get_states", self.copy_method())
-        states = [self._answer(one, self.timeout_s) for one in self.workers]
-        return pack(self.arrays, [state for of_worker in states for state in of_worker])
+        return pack(self.arrays, [state for of_worker in self._answers() for state in of_worker])
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a state."""
@@ -205,7 +205,7 @@ class WorkerPool:
         states = unpack(self.arrays, state)
         for one in self.workers:
             one.call("set_states", self.copy_method(), states[one.first : one.last])
-        self._wait(self.timeout_s)
+        self._answers()
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
@@ -218,8 +218,9 @@ class WorkerPool:
         """Let the workers close their environments, and end them."""
         for one in self.workers:
             one.hang_up()
+        until = time.monotonic() + process.CLOSE_S  # they close at the same time
         for one in self.workers:
-            one.end()
+            one.end(until - time.monotonic())
         self.workers = []
         self.memory.close()
 
@@ -229,6 +230,23 @@ class WorkerPool:
             warning = self._answer(one, timeout_s)
             if warning:
                 warnings.warn(warning)
+
+    def _answers(self) -> list[Any]:
+        """Return the answers of all workers. If some have failed, raise one's exception, but leave no answer behind.
+
+        A run goes on without a state that cannot be saved or restored.
+        """
+        found, failed = [], None
+        for one in self.workers:
+            try:
+                found.append(self._answer(one, self.timeout_s))
+            except EnvFault:  # the process has ended, and so will the run
+                raise
+            except Exception as error:  # of any kind: in the environment's code
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return found
 
     def _answer(self, one: Worker, timeout_s: float | None) -> Any:
         """Return a worker's answer. Raise the exception of its environment, if any."""

@@ -74,10 +74,10 @@ class Worker:
         """Tell the process to close its environments and end."""
         self.channel.close()
 
-    def end(self) -> None:
+    def end(self, timeout_s: float) -> None:
         """Wait for the end of the process, or kill it."""
         try:
-            self.process.wait(CLOSE_S)
+            self.process.wait(max(timeout_s, 0))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

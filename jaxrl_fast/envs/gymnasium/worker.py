@@ -98,7 +98,7 @@ def _open(channel: socket.socket, descriptor: int) -> Any:
 
 
 def _serve(channel: socket.socket, stepper: Any) -> None:
-    """Answer the parent's messages until the socket is closed."""
+    """Answer messages until the socket is closed or a step fails. Other failed calls leave the worker running."""
     while True:
         kind, call = receive(channel)
         if kind == b"":
@@ -111,7 +111,11 @@ def _serve(channel: socket.socket, stepper: Any) -> None:
             result, stepper.warning = stepper.warning, ""
         else:
             name, *arguments = call
-            result = getattr(stepper, name)(*arguments)
+            try:
+                result = getattr(stepper, name)(*arguments)
+            except Exception as error:  # of any kind: in the environment's code
+                send(channel, FAILED, describe(error))
+                continue
         send(channel, RESULT, result)
 
 
