@@ -1,4 +1,4 @@
-"""Reinforcement learning in JAX where a whole training run is one compiled program."""
+"""Train reinforcement-learning agents in JAX, with a whole training run in one compiled program."""
 
 import importlib
 from typing import Any

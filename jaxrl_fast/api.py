@@ -125,7 +125,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, one for each record and seed: `pandas.DataFrame(run.metrics)` is a table."""
+        """Return the lines of metrics.jsonl, one per record and seed: `pandas.DataFrame(run.metrics)` is a table."""
         return files.read_metrics(self.folder)
 
     def plot(self, **options: Any) -> Any:

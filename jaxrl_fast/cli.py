@@ -28,7 +28,7 @@ class CommandSpec(NamedTuple):
     """The usage of a command."""
 
     program: str  # "python -m jaxrl_fast.video"
-    positional: str  # what stands before the options: "RUN"
+    positional: str  # the arguments before the options: "RUN"
     options: type  # a dataclass of options, all with defaults
     description: str  # a sentence or two
     min_args: int = 1  # positional ones

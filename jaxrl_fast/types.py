@@ -153,7 +153,7 @@ class HostState(NamedTuple):
     """A state outside of compiled programs, which a checkpoint keeps as arrays. No program may be running."""
 
     save: Callable[[], dict[str, Any] | str]  # numpy arrays by name, or why it cannot be saved
-    load: Callable[[Mapping[str, Any]], None]  # what that has returned
+    load: Callable[[Mapping[str, Any]], None]  # the arrays that `save` has returned
 
 
 class AsyncPools(NamedTuple):
@@ -258,7 +258,7 @@ class HostResource(NamedTuple):
     open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty, before a program runs that uses it
     close: Callable[[], None]  # when no such program runs any more
     save: Callable[[], Callable[[], dict[str, Any]]]  # record the state; the result writes the changes, in a thread
-    # What that has returned, with "files" of name, bytes and sha256, and perhaps "damaged"; what is lost, bool [R]
+    # Restores what `save` wrote, with "files" of name, bytes and sha256, perhaps "damaged"; lost rows, bool [R]
     load: Callable[[Mapping[str, Any]], Any]
     prune: Callable[[list[Mapping[str, Any]]], None]  # delete files that are in none of these and not in use
     report: Callable[[], dict[str, float]]  # numbers about its contents and the time taken

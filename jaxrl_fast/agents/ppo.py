@@ -33,7 +33,7 @@ from jaxrl_fast.types import (
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
-LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of adaptive_kl: a step of the learning rate, and its bounds
+LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of adaptive_kl: the factor of a change of the learning rate, and its bounds
 
 
 class State(NamedTuple):

@@ -1,7 +1,7 @@
 """PQN: Q-learning on fresh rollouts, without replay and without target parameters (Gallici et al. 2025).
 
-LayerNorm replaces the target network: over the width of dense layers, and over each pixel's channels of convolutions,
-as in flax and in the authors' code for MinAtar. PyTorch versions that normalize over channels and pixels together are
+LayerNorm replaces the target network. As in flax and in the authors' code for MinAtar, it normalizes the width of dense
+layers, and each pixel's channels of convolutions. PyTorch versions that normalize over channels and pixels together are
 a different network. Rows whose action was ignored (resets) have weight 0.
 """
 

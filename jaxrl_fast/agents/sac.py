@@ -3,8 +3,8 @@
 The policy is a tanh-Gaussian. A gradient step moves the critics, then the policy towards actions of high value, then
 the temperature, then the target critics.
 
-Deviations from the second paper: the loss of the temperature is that of its logarithm, as in the authors' code; the
-entropies of the steps within an n-step return do not count; log standard deviations are clipped to LOG_STD.
+Deviations from the second paper: The temperature's loss uses its logarithm, as in the authors' code. The entropies of
+the steps within an n-step return do not count. Log standard deviations are clipped to LOG_STD.
 """
 
 from collections.abc import Callable

@@ -23,7 +23,7 @@ ONLY = {
     "images": "observations [H, W] and [H, W, C] only",
     "several_steps": "several gradient steps in an update only",
 }
-MAX_WIDTH, COLUMN = 120, 30  # of a line, and where the meaning of an option begins
+MAX_WIDTH, COLUMN = 120, 30  # characters of a line, and the column where descriptions begin
 NAMES = {
     int: "N",
     float: "X",

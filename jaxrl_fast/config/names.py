@@ -10,7 +10,7 @@ from jaxrl_fast.utils.parsing import nearest
 
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 
-ELSEWHERE = {  # what other libraries call our options (docs/guides/migrating.md)
+ELSEWHERE = {  # names of these options in other libraries (docs/guides/migrating.md)
     **dict.fromkeys(("env_id", "env_name"), "env"),
     **dict.fromkeys(("total_timesteps", "timesteps"), "total_steps"),
     **dict.fromkeys(("num_steps", "n_steps"), "agent.rollout_length"),

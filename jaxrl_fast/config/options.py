@@ -1,4 +1,4 @@
-"""The options of a run or a sweep that are not the algorithm's own."""
+"""Define the options of runs and sweeps, apart from the algorithm's options."""
 
 import re
 from collections.abc import Mapping
@@ -254,7 +254,7 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class Options(Checkpoints, System, Output, Evaluation, Task):
-    """All options of a run that are not the algorithm's own."""
+    """All options of a run, apart from the algorithm's options."""
 
 
 OF_RUN = options_of(Options)

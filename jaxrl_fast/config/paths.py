@@ -1,4 +1,4 @@
-"""Names of the files and folders that a run or a sweep writes. Standard library only."""
+"""Name the files and folders that a run or a sweep writes. Standard library only."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Plain values, which YAML and JSON files can hold. Standard library only."""
+"""Convert to plain values, which YAML and JSON files can hold. Standard library only."""
 
 from typing import Any
 

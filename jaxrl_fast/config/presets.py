@@ -52,7 +52,7 @@ def _of_preset(content: Mapping[str, Any], path: Path | str, given: Collection[s
     meta = _meta(content, path)
     _check_preset(meta, path, "env" in given)
     agent = content.get("agent")
-    if meta and "protocol" in given and isinstance(agent, Mapping):  # of a run, whose protocol may have decided this
+    if meta and "protocol" in given and isinstance(agent, Mapping):  # a run's clip_rewards may follow from its protocol
         decided = content.get("protocol") == "dqn2015"
         kept = {name: value for name, value in agent.items() if name != "clip_rewards" or value is not decided}
         content = {**content, "agent": kept}

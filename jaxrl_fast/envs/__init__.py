@@ -60,7 +60,7 @@ def make(
         env = _backend(backend).make(name, num_envs, rest, config)
     else:
         backend, env = _adapt(env_id, num_envs, rest, changes, config)
-    if backend == "gymnasium":  # it has changed the frames
+    if backend == "gymnasium":  # frames have been changed on the host
         frames = {name: x for name, x in frames.items() if name not in changes}
     if host_config is not None:
         _check_host_config(backend, env, host_config)

@@ -34,7 +34,7 @@ def call(env_id: str, construct: Callable[..., Any], given: Mapping[str, Any]) -
     """Return the object that a class or a factory makes from arguments. Raise a one-line ValueError if it fails."""
     try:
         return construct(**given)
-    except Exception as error:  # of any kind
+    except Exception as error:  # constructors may raise anything
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         missing = isinstance(error, TypeError) and " missing " in str(error)
         hint = "; give it as an option of the environment" if missing else ""

@@ -1,8 +1,8 @@
 """Make images gray, resize them and stack them: options of any environment whose observation is one image.
 
 Python environments change their frames on the host (`gymnasium.making`), all others on the device, with the same bits.
-Only single frames come from a pool, and only single frames are stored: a stack begins as copies of the first frame of
-an episode and adds one frame in each row, as `rl.frame_stack` requires.
+Pools return single frames, and only single frames are stored. As `rl.frame_stack` requires, a stack begins as copies of
+the first frame of an episode and adds one frame in each row.
 """
 
 import dataclasses

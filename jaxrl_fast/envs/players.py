@@ -17,8 +17,8 @@ from jaxrl_fast.types import Array, Env, EnvSpec, Key, PyTree, TimeStep
 def as_rows(env: Env) -> Env:
     """Return rows of players.
 
-    `env` has N games with the players' axis P behind that of games: observations, rewards, masks and actions are
-    [N, P, ...]; `discount` and `last` are [N], or [N, P] if players have separate ends.
+    `env` has N games of P players: its observations, rewards, masks and actions are [N, P, ...]. `discount` and `last`
+    are [N], or [N, P] if players have separate ends.
     """
     spec = env.spec
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), spec.obs)

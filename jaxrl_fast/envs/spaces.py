@@ -35,7 +35,9 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
     if not isinstance(spec.action, Box):
         wide = action if action.dtype.itemsize >= 4 else action.astype(jnp.int32)  # int8 cannot hold a bound of 200
         nums = spec.action.num if isinstance(spec.action, Discrete) else spec.action.nums
-        last = np.broadcast_to(np.asarray(nums, wide.dtype) - 1, wide.shape)  # of the same dtype: uint32 must not wrap
+        last = np.broadcast_to(
+            np.asarray(nums, wide.dtype) - 1, wide.shape
+        )  # in the wider dtype, since uint32 must not wrap
         return jnp.clip(wide, 0, last).astype(jnp.int32)
     unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32)
     unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *bounds[0].shape)

@@ -16,7 +16,7 @@ class State(NamedTuple):
     """The state of N environments."""
 
     env: PyTree  # of the wrapped environments
-    memory: tuple[PyTree, ...]  # of each asynchronous pool, [N / P, ...]; without pools of all environments
+    memory: tuple[PyTree, ...]  # one for each of P asynchronous pools, [N / P, ...], or one for all environments
 
 
 class Rules(NamedTuple):

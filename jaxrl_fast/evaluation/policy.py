@@ -173,7 +173,7 @@ def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
     structure: Any = jax.tree.structure(spec.obs)
     try:
         leaves = [_array(x) for x in structure.flatten_up_to(_plain(obs))]
-    except ValueError:  # another structure
+    except ValueError:  # the structures differ
         leaves = []
     extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in zip(leaves, jax.tree.leaves(spec.obs))}
     if extra not in ({0}, {1}):

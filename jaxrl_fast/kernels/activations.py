@@ -1,4 +1,4 @@
-"""The activations that every layer can apply."""
+"""Define the activations that every layer can apply."""
 
 import jax
 import jax.numpy as jnp

@@ -14,7 +14,7 @@ from jaxrl_fast.kernels.activations import ACTIVATIONS, index
 from jaxrl_fast.kernels.matmul import dot_on_cpu
 
 MIN_VECTOR_OUTPUTS = 8  # with fewer outputs, dense.c vectorizes over the inputs; it defines the same name and value
-MAX_WEIGHTS = 2**17  # of a layer in C; XLA computes larger ones sooner
+MAX_WEIGHTS = 2**17  # of a layer in C; XLA is faster for larger ones
 
 
 def dense(x: Array, kernel: Array, bias: Array, activation: str = "none") -> Array:

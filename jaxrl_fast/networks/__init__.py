@@ -98,8 +98,8 @@ def network(
     `kernel_init` is one of `init.KINDS`, `memory` is "none" or one of `networks.memory.KINDS`.
 
     With `num_atoms`, each output is a distribution of `num_atoms` numbers. With `dueling`, two streams each have the
-    last dense layer and a head: one gives the state's value, the other the advantage of each output, less their mean
-    (Wang et al. 2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
+    last dense layer and a head. One gives the state's value, the other the advantages minus their mean (Wang et al.
+    2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
     """
     streams = [torso.make_part(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
     trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)

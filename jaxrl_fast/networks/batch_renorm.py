@@ -1,4 +1,4 @@
-"""Batch renormalization (Ioffe 2017), whose running statistics are variables in addition to the parameters.
+"""Define batch renormalization (Ioffe 2017), whose running statistics are variables in addition to the parameters.
 
 The collection "batch_stats" holds the running statistics. A network with such layers has two modes. Its `train`
 normalizes by the statistics of the batch, corrected towards the running ones, and returns the updated running ones. Its

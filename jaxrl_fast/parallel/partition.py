@@ -1,8 +1,7 @@
 """Apply the functions of one member to all members, and divide seeds and shards among devices.
 
 A program's `init`, `advance` and `restart` are written for one shard of one member. `partition` returns the same three
-functions for a whole placement, in one of three forms: with `vmap`, with a loop over sequential seeds, or with a part
-on each device (`shard_map`).
+functions for a whole placement. It uses `vmap`, a loop over sequential seeds, or a part on each device (`shard_map`).
 """
 
 import math

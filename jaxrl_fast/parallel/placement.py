@@ -40,7 +40,7 @@ class Placement(NamedTuple):
     num_shards: int = 1
     sequential_seeds: bool = False
     num_grad_workers: int = 1
-    axis_name: str = SHARDS  # of shards on separate devices; SHARED_MEMORY_AXIS if these are cores of one CPU
+    axis_name: str = SHARDS  # axis of shards on separate devices; SHARED_MEMORY_AXIS for cores of one CPU
 
     @property
     def sharded(self) -> bool:

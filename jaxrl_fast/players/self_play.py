@@ -1,9 +1,9 @@
 """Learn one policy for both players of a game, against earlier versions of itself.
 
 The learner plays the left side (the first player) in even games and the right one in odd games; its policy sees the
-side, as in `shared`. The opponent acts, exploring as it did then, with the parameters of one of `pool_size` snapshots,
-drawn again after each update: a window of opponents, as in Bansal et al. 2018, "Emergent complexity via multi-agent
-competition", section 3.2. Only the learner's rows are learned from, and only its games count as scores.
+side, as in `shared`. The opponent acts with the parameters and the exploration of one of `pool_size` snapshots, drawn
+again after each update. The snapshots are a window of earlier learners, as in Bansal et al. 2018, "Emergent complexity
+via multi-agent competition", section 3.2. Only the learner's rows are learned from, and only its games count as scores.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Replay buffers: a record of functions, filled by `uniform` (`ring`) and `prioritized` (`ring` and `sum_tree`).
+"""Define replay buffers: a record of functions, made by `uniform` (`ring`) or `prioritized` (`ring` and `sum_tree`).
 
 A buffer holds the last rows of N environments. Its functions are pure, so that a buffer on another device, on the host
 or on disk fills the same record.

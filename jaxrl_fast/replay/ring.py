@@ -88,8 +88,8 @@ def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool
 def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
     """Write T rows [T, N, ...] over the oldest ones. T divides R.
 
-    An invalid row is the reset after an episode. Where a failed step makes the first row invalid, the newest row so far
-    becomes the last one of its episode, as in `rollout.as_rollout`: an n-step target must not extend beyond it.
+    An invalid row is the reset after an episode. If a failed step makes the first row invalid, the newest row so far
+    becomes the last one of its episode, as in `rollout.as_rollout`, so that n-step targets do not extend beyond it.
     """
     num_new = steps.reward.shape[0]
     assert config.num_rows % num_new == 0, (config.num_rows, num_new)
@@ -194,8 +194,8 @@ def read_ahead(
 ) -> Callable[[Array], Ring]:
     """Begin to read the frames of the batches of an update, and with `upcoming`, of the next update.
 
-    Returns a function, called once with each of 0 to draws.num - 1, from i to a ring from which only batch i can be
-    read, as `draw` chooses it from draws.keys[i].
+    Returns a function from i to a ring from which only batch i can be read, as `draw` chooses it from draws.keys[i].
+    Call the function once with each of 0 to draws.num - 1.
     """
     get_ahead = config.store.get_ahead
     assert get_ahead, "the store reads one batch at a time"

@@ -1,4 +1,4 @@
-"""Distributions over actions: records of parameters that sample, score and compare.
+"""Define distributions over actions: records of parameters that sample, score and compare.
 
 Leading axes are arbitrary. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or
 the dimension D of one action (Gaussian, TanhGaussian). Log-probabilities, entropies and divergences are summed over D;

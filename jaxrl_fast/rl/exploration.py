@@ -1,4 +1,4 @@
-"""Epsilon-greedy exploration in N environments, with a schedule in environment steps."""
+"""Explore epsilon-greedily in N environments, with a schedule in environment steps."""
 
 from typing import NamedTuple
 

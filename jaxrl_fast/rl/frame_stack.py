@@ -74,7 +74,7 @@ def rows_of_stacks(num_frames: int, age: Array, row: Array) -> Array:
 def join_frames(frames: PyTree) -> PyTree:
     """Return stacks [B, ..., F * C] of frames [B, F, ..., C].
 
-    The barrier finishes a gather of the frames and the transpose before any other use: on a CPU, joining several
+    The barrier completes one gather of the frames and the transpose before any other use. On a CPU, joining several
     gathers took six times as long, and so did operations fused with the transpose.
     """
 

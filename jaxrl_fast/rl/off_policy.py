@@ -85,9 +85,9 @@ def learn(
 ) -> tuple[State, Metrics]:
     """Make the gradient steps that are due after a rollout was added to the replay buffer.
 
-    Returns metrics: for each metric of a step its weighted mean times the number of steps, and that number. With
-    `changes_buffer`, a step changes the buffer (priorities); else the buffer stays out of the loop, and the batches of
-    all steps may be read before the first one. The first key of each step must be the one that draws its batch.
+    Returns metrics: for each metric of a step, its weighted mean times the number of steps, and that number. With
+    `changes_buffer`, a step changes the buffer (priorities). Otherwise the buffer stays out of the loop, and all
+    batches may be read before the first step. The first key of each step must be the key that draws its batch.
 
     With `state.draw_key`, the draws of the next update are known already, and its batches may be read as well.
     """

@@ -1,4 +1,4 @@
-"""Minibatch SGD in several epochs over the rows of one rollout: all steps at once, or a few at a time."""
+"""Run minibatch SGD in several epochs over the rows of one rollout: all steps at once, or a few at a time."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -65,8 +65,8 @@ def incremental_update(
 ) -> GradientSteps:
     """Return the update of `run` in parts, a few gradient steps at a time.
 
-    `prepare` makes a batch from an agent's state S and a rollout, with the `rows`, `learner` and `moments` of `run`;
-    `finalize` makes the next S from that batch and what `run` returns.
+    `prepare` makes a batch from an agent's state S and a rollout, with the `rows`, `learner` and `moments` of `run`.
+    `finalize` makes the next S from that batch and the results of `run`.
     """
 
     def start(state: PyTree, rollout: Rollout, key: Key) -> PartialUpdate:

@@ -1,9 +1,9 @@
-"""Generalized state-dependent exploration, gSDE (Raffin et al. 2021, "Smooth exploration for robotic reinforcement
-learning"): noise that is a function of the state, and the same function for many steps.
+"""Explore by noise that is a function of the state, the same function for many steps (gSDE).
 
-The noise is E z(s), where z [F] are the features of the policy's last layer, and the matrix E [F, D] of each
-environment has normal numbers with learned standard deviations sigma [F, D]. So the action has the distribution
-(section 3.2)
+The method is generalized state-dependent exploration (Raffin et al. 2021, "Smooth exploration for robotic reinforcement
+learning"). The noise is E z(s), where z [F] are the features of the policy's last layer. Each environment has a matrix
+E [F, D] of normal numbers with learned standard deviations sigma [F, D]. So the action has the distribution (section
+3.2)
 
     a_d ~ N(mean_d(s), sum_f (sigma_fd z_f(s))^2)
 

@@ -108,22 +108,22 @@ def checkpoint_to_resume(folder: Path, drop_damaged: bool = False) -> "tuple[Che
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics
         can_drop = not drop_damaged and checkpoint.newest(folder / CHECKPOINTS)[0] is not None
-        remedy = "; --on-damaged-replay drop resumes without what is lost" if can_drop else ""
+        remedy = "; use --on-damaged-replay drop to resume without the lost rows" if can_drop else ""
         raise ValueError(
             f"--resume {folder}: none of its {len(problems)} checkpoints is intact ({problems[0]}){remedy}"
         )
     else:
         check_restart(folder)
-    older = [f"{problem}; using the one before" for problem in problems]
+    older = [f"{problem}; using the previous one" for problem in problems]
     lost = checkpoint.damaged_resources(saved) if saved and drop_damaged else []
-    return saved, (*older, *(f"{problem}; resuming without what is lost" for problem in lost))
+    return saved, (*older, *(f"{problem}; resuming without the lost rows" for problem in lost))
 
 
 def check_restart(folder: Path) -> None:
     """Raise ValueError if starting a run again would overwrite metrics that it would not reproduce.
 
-    A run without a checkpoint starts again and overwrites metrics.jsonl. That is refused if the run has ended or had
-    saved a checkpoint; a run that was killed, failed or stopped before its first one writes the same lines again.
+    A run without a checkpoint starts again and overwrites metrics.jsonl. A run that was killed, failed or stopped
+    before its first checkpoint writes the same lines again. A run that has ended or saved a checkpoint is rejected.
     """
     from jaxrl_fast.runs import checkpoint
 
@@ -143,7 +143,7 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
     size_now = path.stat().st_size if path.is_file() else 0
     if size_now < size:
         problem = f"{paths.METRICS} has {size_now} bytes, but had {size} when {saved.folder} was saved"
-        raise ValueError(f"--resume {folder}: {problem}")
+        raise ValueError(f"--resume {folder}: {problem}; restore the file")
     with path.open("rb") as file:
         known = file.read(size)
     if b"\r" in known or known[-1:] not in (b"", b"\n"):  # to continue after `size` bytes would cut a line

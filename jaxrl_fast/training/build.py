@@ -21,13 +21,13 @@ from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.parsing import nearest
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
-CAPABILITIES = frozenset({"shards", "grad_workers", "sequential_seeds"})  # what SUPPORTS may name
-# The fewest rows of a gradient step that occupy a core, by network. A shard with fewer waits longer than it saves, and
-# a seed with fewer is faster computed together with others.
+CAPABILITIES = frozenset({"shards", "grad_workers", "sequential_seeds"})  # the names allowed in SUPPORTS
+# The fewest rows of a gradient step that occupy a core, by network. With fewer rows, a shard waits longer than it
+# saves, and a seed is faster if computed together with others.
 MIN_ROWS = {"mlp": 512, "simba": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
-# Gradient workers need that many rows each. With as many as that, they pay off for agents whose parameters and
-# optimizer take at most MAX_LEARNED bytes, because each worker sums and updates all of them; with twice the rows, for
-# twice the bytes. MAX_REPEATED bounds the bytes of all workers together.
+# Each gradient worker needs that many rows. Then workers pay off for agents whose parameters and optimizer take at most
+# MAX_LEARNED bytes, because each worker sums and updates all of them. With twice the rows, they pay off for twice the
+# bytes. MAX_REPEATED bounds the bytes of all workers together.
 MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**30
 
 

@@ -44,20 +44,20 @@ class CheckpointManager:
 
     @property
     def last(self) -> Path | None:
-        """The newest checkpoint that is on the disk."""
+        """Return the newest checkpoint that is on the disk."""
         return self.saver.last
 
     @property
     def num_saved(self) -> int:
-        """Checkpoints written so far, in all processes of the run."""
+        """Return the number of checkpoints written so far, in all processes of the run."""
         return self.saver.num_written
 
     def saved_at(self, env_steps: int) -> bool:
-        """Tell whether the checkpoint of this step is on the disk."""
+        """Return whether the checkpoint of this step is on the disk."""
         return self.last == self.saver.folder(env_steps)
 
     def should_save(self) -> bool:
-        """Tell whether the clock asks for a checkpoint, and none is being written."""
+        """Return whether a checkpoint is due by the clock, and none is being written."""
         return self.throttle.elapsed() and not self.saver.busy
 
     def defer(self) -> None:
@@ -151,7 +151,7 @@ class CheckpointManager:
             return {}
         try:
             state = env.host_state.save()
-        except Exception as error:  # of any kind: in the environment's code
+        except Exception as error:  # environments may raise anything
             warnings.warn(f"the state of {env.spec.id} is not saved ({why(error)})")
             return {}
         return {} if isinstance(state, str) else state
@@ -178,7 +178,7 @@ class CheckpointManager:
             try:
                 assert env.host_state, "its state was saved"
                 env.host_state.load(state)
-            except Exception as error:  # of any kind: the environment's code may have changed
+            except Exception as error:  # environments may raise anything, for example after changes of their code
                 warnings.warn(f"the state of {env.spec.id} cannot be restored ({why(error)}); its episodes are reset")
                 for one in self._envs.values():
                     one.reseed(saved.manifest["host"]["scores"]["updates"])

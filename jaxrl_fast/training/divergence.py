@@ -25,7 +25,7 @@ def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool, quaran
 
 
 def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
-    """Tell whether current observations and sums of rewards are finite: of one member, or of a state without members.
+    """Return whether current observations and sums of rewards are finite, for one member or a state without members.
 
     Only current observations are checked, not replaced ones.
     """

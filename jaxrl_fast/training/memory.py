@@ -20,7 +20,7 @@ class MemoryEstimate(NamedTuple):
     replay: int
     environments: int  # a rollout that is kept for the next update included
     free: int | None  # None: unknown
-    copies: int = 1  # of everything in the same memory: a checkpoint copies to the host, whose memory a CPU shares
+    copies: int = 1  # of everything in the same memory: on a CPU, checkpoints copy to that memory too
 
     @property
     def total(self) -> int:

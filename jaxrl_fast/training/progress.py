@@ -122,7 +122,7 @@ class RunProgress:
         try:
             yield
         except Exception as error:
-            if self.failure:  # it has been explained
+            if self.failure:  # the message is complete
                 raise
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # as JAX reports it
                 self.failure = why(error)

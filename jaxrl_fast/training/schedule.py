@@ -52,7 +52,7 @@ def to_updates(env_steps: int, steps_per_update: int) -> int:
 
 
 def is_multiple(num_updates: int, every: int) -> bool:
-    """Tell whether updates, at least one, are a multiple of `every`; never where that is 0."""
+    """Return whether the updates, at least one, are a multiple of `every`; False if `every` is 0."""
     return every > 0 and num_updates > 0 and num_updates % every == 0
 
 

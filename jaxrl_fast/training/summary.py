@@ -62,8 +62,8 @@ def write_config(plan: "Plan") -> None:
 def of_replay(reports: Sequence[Mapping[str, float]], train_time: float) -> dict[str, float]:
     """Return numbers about the observations of a replay in host or disk storage, of all shards.
 
-    Shares are of the training time of this process: of reading, for which the program waits, and of the processor time
-    that all threads have spent on compressing and decompressing.
+    Shares are fractions of this process's training time: the time in which the program waits for reads, and the
+    processor time that all threads spend on compression.
     """
     num_bytes = sum(report["bytes"] for report in reports)
     raw = sum(report["bytes"] * report["compression_ratio"] for report in reports)

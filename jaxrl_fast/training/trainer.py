@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
     folder: Path
     summary: dict[str, Any]
-    agent_state: Any  # what `explore` and `exploit` take, with a leading axis if there are several seeds
+    agent_state: Any  # the state for `explore` and `exploit`, with a leading axis for several seeds
     signal: int | None  # the signal that stopped it
     failure: str  # why it could not continue, in a sentence
     late_signal: int | None = None  # a signal that arrived, perhaps too late to stop it
@@ -126,7 +126,7 @@ class Trainer:
 
     @property
     def planned_update(self) -> int:
-        """The last update of the run; with `stop_when_solved`, one record after the last seed was solved."""
+        """Return the last update of the run; with `stop_when_solved`, one record after the last seed was solved."""
         settled = self.tracker.settled_at() if self.options.stop_when_solved else None
         if settled is None:
             return self.plan.num_updates
@@ -134,7 +134,7 @@ class Trainer:
 
     @property
     def last_update(self) -> int:
-        """The last update, unless a signal or a failure comes first."""
+        """Return the last update, unless a signal or a failure comes first."""
         return self.planned_update if self.stop_at is None else min(self.stop_at, self.planned_update)
 
     def _record_after(self, update: int) -> int:
@@ -143,11 +143,11 @@ class Trainer:
         return (-(-update // length) + 1) * length
 
     def stop(self, number: int) -> None:
-        """Note that a signal asks for the end."""
+        """Record the signal that ends the run."""
         self.signal = self.late_signal = number
 
     def stopping(self) -> bool:
-        """Tell whether the run ends after the pending chunks."""
+        """Return whether the run ends after the pending chunks."""
         return self.signal is not None or bool(self.progress.failure) or self.callbacks.error is not None
 
     def next_event(self) -> schedule.Event:
@@ -191,7 +191,7 @@ class Trainer:
                 raise
             self.record(everything=True)
             self.saved = None
-            self.save(with_envs=False)  # they are no longer where the state is
+            self.save(with_envs=False)  # host environments have advanced beyond the state
             self.progress.join_checkpoint()
             if self.checkpoints.saved_at(self.env_steps):
                 saved = f"saved at step {self.env_steps}, before the environment failed"

@@ -26,7 +26,7 @@ NAMES = (
 _lock = threading.RLock()
 _wanted: list[bool] = []  # an entry for each context that is open, in any thread
 _before: dict[str, Any] = {}  # JAX's settings before the first of them
-_undo: list[Callable[[], None]] = []  # what else is undone after the last of them
+_undo: list[Callable[[], None]] = []  # functions that undo other changes after the last of them
 _counts = {"hits": 0, "problems": 0}  # programs read, and entries that could not be read or written
 
 

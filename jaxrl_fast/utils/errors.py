@@ -11,7 +11,7 @@ from types import TracebackType
 
 PACKAGE = str(Path(__file__).parents[1])
 PATH_SEPARATORS = r"[/\\]"
-COMMAND = r"(python -m jaxrl_fast[^;]*)"  # it keeps its options
+COMMAND = r"(python -m jaxrl_fast[^;]*)"  # the spelling of its options does not change
 OPTION = r"(?<![\w-])--(?P<agent>agent\.)?(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
 from_python = ContextVar("from_python", default=False)  # whether the user has called a function, and no command
 

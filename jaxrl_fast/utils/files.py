@@ -90,7 +90,7 @@ def check_writable(path: Path) -> None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a name may be that of a folder: it contains no separator, is not ".." and not blank."""
+    """Return whether a name is valid for a folder: without separators, not "..", and not blank."""
     return Path(name).name == name and name != ".." and not name.isspace()
 
 

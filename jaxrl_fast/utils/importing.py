@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl_fast.utils.parsing import nearest
 
-FLAX_FIELDS = ("parent", "name")  # of every flax module, besides its arguments
+FLAX_FIELDS = ("parent", "name")  # fields of every flax module, in addition to its arguments
 
 
 def module(name: str, prefix: str) -> ModuleType:

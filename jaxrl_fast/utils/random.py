@@ -8,7 +8,7 @@ from jaxrl_fast.types import Array, Key
 def key_of_seed(seed: int | Array) -> Key:
     """Return a threefry key, independent of `jax_default_prng_impl`.
 
-    With `rbg` keys, `vmap` draws the numbers of all environments and seeds from the first key of a batch, so that
-    environments begin alike and a seed in a batch is not the same training as that seed alone.
+    With `rbg` keys, `vmap` draws all numbers from the first key of a batch. Then environments begin alike, and a seed
+    in a batch differs from the same seed alone.
     """
     return jax.random.key(seed, impl="threefry2x32")

@@ -362,12 +362,13 @@ def test_run_resumes_without_damaged_rows_if_told_to(prioritized, tmp_path, caps
     for file in (folder / "replay").iterdir():
         flip(file)
     with pytest.raises(
-        ValueError, match=r"none of its \d checkpoints is intact .*bin is not what.*; on.damaged.replay drop"
+        ValueError,
+        match=r"none of its \d checkpoints is intact .*bin does not match its checksum.*; use on.damaged.replay drop",
     ):
         jaxrl_fast.fit(resume=folder, total_steps=2000)
     jaxrl_fast.fit(resume=folder, total_steps=800, on_damaged_replay="drop", keep_replay=False)
     said = capsys.readouterr().err
-    assert "does not match its checksum; resuming without what is lost" in said
+    assert "does not match its checksum; resuming without the lost rows" in said
     assert re.search(r"\d+ of the 96 rows of the replay are lost and no longer sampled", said)
     assert not (folder / "replay").exists()
     with pytest.raises(ValueError, match=r"bin cannot be read \(No such file or directory\)\); on.damaged.replay"):

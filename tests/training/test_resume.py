@@ -434,7 +434,7 @@ def test_resume_uses_previous_checkpoint_when_newest_is_damaged(tmp_path, unbrok
     (newest / checkpoint.ARRAYS).write_bytes((newest / checkpoint.ARRAYS).read_bytes()[:-1])
     fit(folder, resume=str(folder), log_level="info")
     said = capsys.readouterr()
-    assert f"{newest}: {checkpoint.ARRAYS} does not match its checksum; using the one before" in said.err
+    assert f"{newest}: {checkpoint.ARRAYS} does not match its checksum; using the previous one" in said.err
     assert str(before) in said.out
     same(folder, unbroken("pqn"))
 

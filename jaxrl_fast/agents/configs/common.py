@@ -1,4 +1,4 @@
-"""Options and helpers that several algorithms share. Each algorithm states its own default."""
+"""Define options and helpers that several algorithms share. Each algorithm states its own default."""
 
 from fractions import Fraction
 from functools import partial

@@ -1,4 +1,4 @@
-"""Options of DQN and its extensions."""
+"""Define the options of DQN and its extensions."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,4 @@
-"""Options of PPO."""
+"""Define the options of PPO."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Options of PQN."""
+"""Define the options of PQN."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Options of SAC."""
+"""Define the options of SAC."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

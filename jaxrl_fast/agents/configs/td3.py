@@ -1,4 +1,4 @@
-"""Options of TD3 and DDPG."""
+"""Define the options of TD3 and DDPG."""
 
 from dataclasses import dataclass
 from functools import partial

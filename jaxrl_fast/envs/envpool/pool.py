@@ -126,7 +126,7 @@ def ffi_unavailable_reason() -> str:
         envs.reset()
         handle, _, _, step = envs.xla()
         jax.block_until_ready(jax.jit(step)(handle, jnp.zeros(1, jnp.int32)))
-    except Exception as error:  # of any kind, if jaxlib has a mismatched version
+    except Exception as error:  # a mismatched jaxlib may raise anything
         return why(error)
     return ""
 

@@ -95,7 +95,7 @@ def _end_all(child: subprocess.Popen[bytes]) -> bool:
 def _alive(group: int) -> bool:
     """Return whether a process of this group is still running."""
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process may have ended by itself
             state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
             if int(its_group) == group and state not in "ZX":
                 return True
@@ -148,7 +148,7 @@ TRIALS: dict[str, Callable[..., None]] = {"play": play, "draw": draw, "calls": c
 if __name__ == "__main__":
     try:
         TRIALS[sys.argv[1]](*sys.argv[2:])
-    except Exception as error:  # of any kind
+    except Exception as error:  # environments may raise anything
         print(f"\n{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
         os._exit(REJECTED_STATUS)
     os._exit(0)  # without destructors, which may crash

@@ -80,7 +80,9 @@ RENDERED_FAMILIES = (  # draw themselves
     *(f"envpool.{name}" for name in ("box2d", "highway", "jumanji", "minigrid", "pgx")),
     *OPENGL_FAMILIES,
 )
-MAX_EPISODE_STEPS = {"JumperMemory-v0": 2000}  # where envpool's own is too low and would call terminations truncations
+MAX_EPISODE_STEPS = {
+    "JumperMemory-v0": 2000
+}  # where envpool's limit is too low, so that terminations would count as truncations
 
 
 class Task(NamedTuple):
@@ -212,7 +214,7 @@ def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
     try:
         qt.load_for(family(name))
         return envpool.make_spec(name, **config)
-    except Exception as error:  # of any kind, if a family lacks a library or rejects an option
+    except Exception as error:  # families without a library, or with a bad option, may raise anything
         if family(name) == qt.PROCGEN_FAMILY and isinstance(error, (ImportError, OSError)):
             remedy = 'Procgen requires Qt 5.15, from pip install "jaxrl_fast[procgen]", and libGL and glib'
             raise ValueError(f"{env_id} cannot be made: {remedy} ({error.__cause__ or error})") from error

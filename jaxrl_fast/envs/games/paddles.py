@@ -25,7 +25,7 @@ PLAYERS = ("left", "right")
 STAY, UP, DOWN = range(3)  # actions
 OBSERVATIONS = {"vector": views.vector, "board": views.board, "image": views.image}
 MAX_SPEED = 4  # the least height: a ball meets one wall in a step
-SERVED_WITHIN = 0.5  # of the height, around the middle: where a ball starts, and of its speed: how steeply
+SERVED_WITHIN = 0.5  # share of the height around the middle, and of the speed, that bound the start of a ball
 
 
 class Params(NamedTuple):

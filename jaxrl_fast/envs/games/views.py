@@ -14,8 +14,8 @@ BALL_SIZE = 3  # pixels
 def vector(size: tuple[int, int], params: Any, state: Any) -> Array:
     """Return float32 [9], scaled to about [-1, 1].
 
-    Ball x, y; velocity x, y; the heights of the left and the right paddle; the points of both as shares of those that
-    end a game; the length of a paddle as a share of the height.
+    The numbers are: ball x, y; velocity x, y; heights of the left and the right paddle; points of both players, as
+    shares of the points that end a game; length of a paddle, as a share of the height.
     """
     half = jnp.asarray(size, jnp.float32) / 2
     return jnp.concatenate([

@@ -64,7 +64,7 @@ def load(env: Any, method: Method, state: bytes) -> Any:
     if method == "pickle":
         return pickle.loads(state)
     own, generator, layers = pickle.loads(state)
-    env.reset()  # what `set_state` does not make must exist
+    env.reset()  # creates attributes that `set_state` expects
     base = env.unwrapped
     base.set_state(own)
     base._np_random = generator
@@ -83,7 +83,7 @@ def choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
     method: Method = "own" if _has_own_state(envs[0]) else "pickle"
     try:
         reason = _try(envs, make, method)
-    except Exception as error:  # of any kind
+    except Exception as error:  # environments may raise anything
         reason = f"copying it failed with {why(error)}"
     finally:
         for env in envs:
@@ -165,5 +165,5 @@ def _is_plain(value: Any) -> bool:
 def _close(env: Any) -> None:
     try:
         env.close()
-    except Exception:  # of any kind: a copy may have closed what both share
+    except Exception:  # environments may raise anything: a copy may have closed a shared resource
         return

@@ -132,7 +132,7 @@ class WorkerPool:
 
         try:
             pickled = cloudpickle.dumps(make)
-        except Exception as error:  # of any kind
+        except Exception as error:  # pickling may raise anything
             problem = f"{env_id} cannot be sent to another process ({why(error)})"
             raise ValueError(f"--env-workers: {problem}, got {num_workers}; use 0") from error
         self.env_id, self.layout, self.timeout_s = env_id, layout, timeout_s or None

@@ -26,9 +26,9 @@ from jaxrl_fast.utils.devices import num_cores
 
 RENDER_MODE, TIME_LIMIT = "rgb_array", "max_episode_steps"
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
-MIN_SAVED_S = 1e-3  # that workers must save in each step of all environments, to be used without being asked for
+MIN_SAVED_S = 1e-3  # seconds that workers must save per step of all environments, to be chosen by "auto"
 MAX_WAITING = 32  # workers of all pools, for environments that wait, such as for a simulator in another process
-WAITING = 0.5  # of the time of a step; more than that is not spent computing
+WAITING = 0.5  # an environment waits if it computes for less than this share of a step
 
 
 class Source(NamedTuple):
@@ -41,7 +41,7 @@ class Source(NamedTuple):
     takes_render_mode: bool = False
     frame_skip: int = 1  # steps for each action
     frame_options: Mapping[str, Any] = {}  # `gray` and `resize`, as the user gave them
-    changes: Mapping[str, Any] | None = None  # of frames, as `making.ChangeFrames` takes them
+    changes: Mapping[str, Any] | None = None  # the arguments of `making.ChangeFrames`
     is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
@@ -88,7 +88,7 @@ class Description(NamedTuple):
     layout: Layout
     pool: PoolSpec  # with num_envs 0
     step_s: float  # seconds of a step, the median
-    compute_s: float  # of these, spent on a core of this process
+    compute_s: float  # seconds of a step that this process computes
     copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
 
 

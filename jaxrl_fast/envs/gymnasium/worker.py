@@ -128,6 +128,6 @@ def describe(error: BaseException) -> tuple[bytes | None, str, str, str | None]:
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)  # some exceptions pickle, and cannot be loaded
-    except Exception:  # of any kind
+    except Exception:  # pickling may raise anything
         pickled = None
     return pickled, text, shown, place

@@ -230,7 +230,9 @@ def _refill_seeds(
 
     def flat(x, is_batched):
         x = x if is_batched else jnp.broadcast_to(x, (num_seeds, *x.shape))
-        return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # also without elements
+        return x.reshape(
+            x.shape[0] * x.shape[1], *x.shape[2:]
+        )  # with explicit sizes, because -1 fails for arrays without elements
 
     filled = refill(single, impl, *jax.tree.map(flat, (resets, needed), tuple(batched)))
     filled = jax.tree.map(lambda x: x.reshape(num_seeds, len(x) // num_seeds, *x.shape[1:]), filled)
@@ -275,7 +277,7 @@ def _check_class(env_id: str, source: Any) -> None:
 def _default_params(env_id: str, env: Any) -> Any:
     try:
         return env.default_params
-    except Exception as error:  # of any kind
+    except Exception as error:  # environments may raise anything
         raise ValueError(f"{env_id}: its default_params failed with {why(error)}{where(error)}") from error
 
 

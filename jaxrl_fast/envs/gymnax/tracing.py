@@ -84,7 +84,7 @@ def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except _Unusable as error:
         raise ValueError(f"{env_id}: {error}") from None
-    except Exception as error:  # of any kind
+    except Exception as error:  # environments may raise anything
         raise ValueError(f"{env_id}: tracing it failed with {why(error)}{where(error)}") from error
 
 

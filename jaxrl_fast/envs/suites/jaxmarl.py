@@ -1,7 +1,7 @@
 """Provide JaxMARL's multi-agent particle environments (MPE).
 
-Each agent is a player. Where players differ, shorter observations end with zeros, a mask forbids the actions that a
-player lacks, and the excess numbers of a continuous action are ignored.
+Each agent is a player. If players differ, shorter observations are padded with zeros. A mask forbids the actions that a
+player lacks, and excess numbers of a continuous action are ignored.
 
 `step_env` is called, not `step`, which resets by itself and hides the terminal observation. An episode is truncated for
 all players together after `max_steps` + 1 steps, as JaxMARL counts them; none terminates.

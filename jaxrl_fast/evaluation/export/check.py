@@ -19,8 +19,8 @@ from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
 NUM_ROWS = 256  # observations to compare on
-TOLERANCE = 1e-4  # of continuous actions, relative to numbers above 1
-MAX_DIFFERENT = 0.01  # of discrete actions: rounding decides between actions that are almost equally good
+TOLERANCE = 1e-4  # for continuous actions, relative to numbers above 1
+MAX_DIFFERENT = 0.01  # share of discrete actions: rounding decides between almost equally good actions
 
 
 def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping[str, bytes]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class Noise(NamedTuple):
 
     name: str
     spec: ShapeDtypeStruct  # for one row
-    law: str  # one of LAWS, or "" if it is none of them
-    axis: int | None  # where the agent's noise has the axis of the rows
+    law: str  # one of LAWS, or "" for another distribution
+    axis: int | None  # the axis of the rows in the agent's noise
 
 
 class Memory(NamedTuple):

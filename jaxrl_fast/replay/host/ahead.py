@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-NUM_BATCHES = 2  # that are read at a time
-MAX_BYTES = 2**28  # of the batches of a request that have been read and not been taken
+NUM_BATCHES = 2  # batches that are read at a time
+MAX_BYTES = 2**28  # limit of the batches of a request that have been read, but not yet taken
 
 
 class Ahead:

@@ -17,7 +17,7 @@ from jaxrl_fast.replay.host.journal import Journal, groups_of
 NUM_UNPACKERS = min(4, os.cpu_count() or 1)  # threads: zstandard works outside of Python's lock
 NUM_READERS = 8  # threads: a disk answers several requests in the time of one
 MIN_FILES, MAX_FILES, FILE_BYTES = 4, 256, 2**26  # files of a full buffer, and bytes of a file if that allows
-NOT_WAITING = getattr(os, "RWF_NOWAIT", 0)  # of `preadv`: only what is in the page cache; 0: read in any case
+NOT_WAITING = getattr(os, "RWF_NOWAIT", 0)  # flag of `preadv`: read only from the page cache; 0: always read
 
 Sizes = tuple[int, int, int, int]  # groups G, environments N, rows of a block, bytes of a frame
 

@@ -1,4 +1,4 @@
-"""The host's side of a replay buffer: the frames of the last R rows of N environments, as bytes.
+"""Store a replay buffer's frames on the host: the last R rows of N environments, as bytes.
 
 Rows are written in order. Each block holds BLOCK rows of one environment, and a group the blocks of all environments.
 The newest group is raw until it is full. Then a thread hands it to a `Blocks`, while the program computes.

@@ -32,7 +32,7 @@ class Segment:
         self.groups: list[list[int]] = []  # the bytes and the CRC-32 of each
         self.num_bytes = 0
         self.digest = hashlib.sha256()  # of the appended bytes
-        self.sha256 = ""  # of a file that is not appended to
+        self.sha256 = ""  # of a complete file
         self.descriptor = -1
 
     @property
@@ -110,7 +110,7 @@ class Journal:
         return segment.descriptor, places
 
     def end(self) -> None:
-        """Append no more to the current file."""
+        """Close the current file for appending."""
         self.current = None
 
     def cancel(self) -> None:
@@ -123,7 +123,7 @@ class Journal:
                 segment.path.unlink(missing_ok=True)
 
     def adopt(self, file: Mapping[str, Any]) -> Segment:
-        """Use a file that a checkpoint names; it is not appended to."""
+        """Use a file that a checkpoint names, without appending to it."""
         segment = Segment(self.folder / file["name"], file["group"])
         segment.groups, segment.num_bytes, segment.sha256 = groups_of(file), file["bytes"], file["sha256"]
         with self.lock:
