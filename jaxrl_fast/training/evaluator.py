@@ -35,7 +35,7 @@ class EvalState(NamedTuple):
     actors: rollout.Actors
     episodes: EpisodeBatch
     truncated_score: Array  # [N] f32: an episode's return at MAX_STEPS
-    num_steps: Array  # [N] int32: steps of the game so far, without reset steps
+    num_steps: Array  # [N] int32: steps of the environment so far, without reset steps
     num_blocks: Array  # int32: blocks so far
 
 
@@ -92,7 +92,7 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
     """Take a step in all environments, and record the return of each episode that ends within the limit.
 
     An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, endless episodes, often the
-    best ones, would have no return. The returns of players who wait for the end of such a game count too.
+    best ones, would have no return. The returns of players who wait for the end count too.
     """
     actors, (row, (over, score, length, _)) = rollout.step(env, agent, policy, now.actors, noise)
     in_game = partial(_in_game, max(len(env.spec.players), 1))
@@ -107,7 +107,7 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
 
 
 def _in_game(num_players: int, rows: Array) -> Array:
-    """Return whether any player of the same game has True, for rows [N] of players."""
+    """Return whether any player of the same environment has True, for rows [N] of players."""
     return jnp.tile(rows.reshape(num_players, -1).any(axis=0), num_players)
 
 

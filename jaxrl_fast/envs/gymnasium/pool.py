@@ -232,9 +232,9 @@ class WorkerPool:
                 warnings.warn(warning)
 
     def _answers(self) -> list[Any]:
-        """Return the answers of all workers. If some have failed, raise one's exception, but leave no answer behind.
+        """Return the answers of all workers. If some failed, raise the first exception after reading all answers.
 
-        A run goes on without a state that cannot be saved or restored.
+        A run continues without a state that cannot be saved or restored.
         """
         found, failed = [], None
         for one in self.workers:
