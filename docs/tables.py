@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DATA = ROOT / "docs" / "data"
 MARK = re.compile(r"^<!-- table: ([^>]+?) -->$", re.MULTILINE)
-SPELLED = {"env_options": "env_option"}  # what a command line usually has
 COMMANDS = ("evaluate", "video", "export", "plot", "check", "envs.__main__")  # modules with an `Options`
 
 
@@ -80,9 +79,10 @@ def options_of(name: str) -> type:
 def option_table(kind: type, prefix: str = "") -> str:
     """Return a row for each field of a dataclass: name, default, meaning, and the values that it may have."""
     told, hints = meanings(kind), typing.get_type_hints(kind)
+    singular = importlib.import_module("jaxrl_fast.config.sources").SINGULAR
     rows = []
     for field in dataclasses.fields(kind):
-        name = prefix + SPELLED.get(field.name, field.name).replace("_", "-") if prefix else field.name
+        name = prefix + singular.get(field.name, field.name).replace("_", "-") if prefix else field.name
         choices = values_of(hints[field.name])
         words = told[field.name] + (f" One of {', '.join(f'`{c}`' for c in choices)}." if choices else "")
         rows.append([f"`{name}`", f"`{default_of(field)}`", words])

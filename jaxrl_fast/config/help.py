@@ -13,7 +13,7 @@ from jaxrl_fast.config.convert import SWITCHES
 from jaxrl_fast.config.names import PROGRAM
 from jaxrl_fast.config.options import DEFAULT, Options
 from jaxrl_fast.config.presets import shipped
-from jaxrl_fast.config.sources import join_names
+from jaxrl_fast.config.sources import SINGULAR, join_names
 from jaxrl_fast.utils.option import Importable, Option, Period, Seconds, options_of
 
 ONLY = {
@@ -84,7 +84,7 @@ def _print_group(group: Any, prefix: str, without: Sequence[str] = ()) -> None:
 def _describe(option: Option, prefix: str, default: Any) -> list[str]:
     """Return the lines of one option."""
     name = option.name.replace("_", "-")
-    names = f"--{prefix}{name}"
+    names = "--" + SINGULAR.get(prefix + option.name, prefix + name).replace("_", "-")
     names += f", --{prefix}no-{name}" if option.kind in SWITCHES else f" {_takes(option.kind, option.words)}"
     notes = [] if default in ("", (), {}) else [f"default: {_written(default)}"]
     notes += [option.bounds.short] if option.bounds else []

@@ -14,6 +14,7 @@ ALIASES = {
     "slurm_option": "slurm_options",
     "h": "help",
 }
+SINGULAR = {name: alias for alias, name in ALIASES.items() if name != "help"}  # as help and messages write them
 
 
 class Setting(NamedTuple):

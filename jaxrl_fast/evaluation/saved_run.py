@@ -73,7 +73,7 @@ def open_env(
         for what in ("obs", "action"):
             old, new = str(getattr(before, what)), str(getattr(made.spec, what))
             if old != new:
-                option = "--env-options" if env_options else "--protocol"
+                option = "--env-option" if env_options else "--protocol"
                 raise ValueError(f"{option}: must keep the {what} {old} of training, got {new}")
     return settings._replace(options=options), made
 

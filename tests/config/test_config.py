@@ -24,6 +24,7 @@ from jaxrl_fast.agents.configs.ppo import PPO
 from jaxrl_fast.config import load, presets, resume
 from jaxrl_fast.config.options import OF_RUN, same_env
 from jaxrl_fast.config.settings import to_mapping
+from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import grid
@@ -329,7 +330,7 @@ def test_help_lists_every_option_without_importing_array_libraries():
     assert said.endswith("[]\n")
     assert "77" in said and "475" in said  # the preset's values, and what overrides them
     for name in (*OF_RUN, *(f"agent.{n}" for n in options_of(PPO))):
-        assert f"--{name.replace('_', '-')}" in said, name
+        assert f"--{SINGULAR.get(name, name).replace('_', '-')} " in said.replace(",", " "), name
 
 
 # Each entry: a command line, and words of its one-line error message.
