@@ -371,6 +371,6 @@ def test_run_resumes_without_damaged_rows_if_told_to(prioritized, tmp_path, caps
     assert "does not match its checksum; resuming without the lost rows" in said
     assert re.search(r"\d+ of the 96 rows of the replay are lost and no longer sampled", said)
     assert not (folder / "replay").exists()
-    with pytest.raises(ValueError, match=r"bin cannot be read \(No such file or directory\)\); on.damaged.replay"):
+    with pytest.raises(ValueError, match=r"bin cannot be read \(No such file or directory\)\); use on.damaged.replay"):
         jaxrl_fast.fit(resume=folder, total_steps=2000)
     assert jaxrl_fast.load(folder, which="last").env_steps == 800  # a policy needs no replay
