@@ -35,7 +35,7 @@ class EvalState(NamedTuple):
     actors: rollout.Actors
     episodes: EpisodeBatch
     truncated_score: Array  # [N] f32: an episode's return at MAX_STEPS
-    num_steps: Array  # [N] int32: steps of the game so far, without reset steps
+    num_steps: Array  # [N] int32: steps so far, without reset steps, but with those in which a player waits
     num_blocks: Array  # int32: blocks so far
 
 
@@ -93,22 +93,22 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
 
     An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, without a time limit, the
     best policy would have no return at all. A worse policy would have only the returns of its worst episodes. The
-    returns of players who wait for the end of such a game count too.
+    returns of players who wait for the end of such an episode count too.
     """
     actors, (row, (over, score, length, _)) = rollout.step(env, agent, policy, now.actors, noise)
-    in_game = partial(_in_game, max(len(env.spec.players), 1))
+    of_any_player = partial(_of_any_player, max(len(env.spec.players), 1))
     # A failed step counts too: an environment may fail in every episode. So does one in which a player waits.
-    is_step = in_game(~now.actors.timestep.last)
+    is_step = of_any_player(~now.actors.timestep.last)
     num_steps, most = now.num_steps + is_step, max_steps(now.episodes.score.shape[1])
     truncated_score = jnp.where((length == MAX_STEPS) & row.valid, score, now.truncated_score)
     endless = (num_steps == most) & row.valid & (length >= MAX_STEPS) & ~over
     score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, MAX_STEPS, length)
-    episodes = record_ended(now.episodes, (over | in_game(endless)) & (num_steps <= most), score, length)
+    episodes = record_ended(now.episodes, (over | of_any_player(endless)) & (num_steps <= most), score, length)
     return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), None
 
 
-def _in_game(num_players: int, rows: Array) -> Array:
-    """Return whether any player of the same game has True, for rows [N] of players."""
+def _of_any_player(num_players: int, rows: Array) -> Array:
+    """Return whether any player of the same environment has True, for rows [N] of players."""
     return jnp.tile(rows.reshape(num_players, -1).any(axis=0), num_players)
 
 

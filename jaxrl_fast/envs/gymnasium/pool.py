@@ -234,7 +234,7 @@ class WorkerPool:
     def _answers(self) -> list[Any]:
         """Return the answers of all workers. If some have failed, raise one's exception, but leave no answer behind.
 
-        A run goes on without a state that cannot be saved or restored.
+        A run continues without a state that cannot be saved or restored.
         """
         found, failed = [], None
         for one in self.workers:
