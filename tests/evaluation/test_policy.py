@@ -461,9 +461,10 @@ def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, in
 def test_help_is_complete_and_does_not_import_jax(name):
     code = (
         f"import sys\nfrom jaxrl_fast.{'envs.__main__' if name == 'envs' else name} import main, USAGE\n"
+        "from jaxrl_fast.config.sources import SINGULAR\n"
         "from jaxrl_fast.utils.option import options_of\n"
         "try: main(['--help'])\nexcept SystemExit as e: assert e.code == 0\n"
-        "print(*('--' + n.replace('_', '-') for n in options_of(USAGE.options)))\n"
+        "print(*('--' + SINGULAR.get(n, n).replace('_', '-') for n in options_of(USAGE.options)))\n"
         "print([m for m in ('jax', 'numpy', 'gymnax', 'flax', 'matplotlib', 'PIL') if m in sys.modules])"
     )
     environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}

@@ -68,12 +68,12 @@ def test_host_buffer_returns_newest_frame_of_each_row_and_env(kind, data, tmp_pa
             num = data.draw(st.integers(0, 3))
             np.testing.assert_array_equal(read(buffer, places, num), oracle[row, places[..., 1]][:, :num])
         elif action == "save":
-            saved.append((buffer.save()(), len(frames)))
+            saved.append((buffer.save()(), frames.copy()))
             buffer.prune([part for part, _ in saved])
         elif saved:  # a process ends, and another one resumes from one of its saves
             buffer.close()
-            part, num = data.draw(st.sampled_from(saved))
-            buffer, frames = opened(shape, kind, folder), frames[:num]
+            part, of_part = data.draw(st.sampled_from(saved))
+            buffer, frames = opened(shape, kind, folder), of_part.copy()
             buffer.prune([part for part, _ in saved])
             buffer.load(part)
     buffer.close()

@@ -531,7 +531,7 @@ ODD_PLACES = {
     "no words but ASCII": ("-c 'from jaxrl_fast import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
     "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     train an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"jaxrl_fast {jaxrl_fast.__version__}, jax {jax.__version__}\n"),
-    "a blank for a dot": ("-m jaxrl_fast train", 2, "error: unknown argument 'train'; python -m jaxrl_fast.train"),
+    "a blank for a dot": ("-m jaxrl_fast train", 2, "error: unknown argument 'train'; use python -m jaxrl_fast.train"),
     "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
 }
 
