@@ -261,7 +261,7 @@ def test_training_counts_quarantined_rows_and_warns(algo, options, tmp_path, cap
 
 
 def test_training_stops_when_too_many_rows_are_quarantined(tmp_path):
-    problem = f"seed 0: more than 1% of its steps are in quarantine at step .*; {MODULE}:Unstable gives observations"
+    problem = f"seed 0: more than 1% of its steps are in quarantine at step .*; {MODULE}:Unstable returns NaN"
     with pytest.raises(FloatingPointError, match=problem):
         jaxrl_fast.fit(
             algo="ppo", env=Unstable, quarantine=True, num_envs=8, total_steps=8192, run_dir=tmp_path / "run",
