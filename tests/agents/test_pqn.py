@@ -258,3 +258,16 @@ def test_update_reports_epsilon_and_learning_rate_of_next_update():
         np.testing.assert_allclose(metrics["epsilon"], 1 - 3 * number / 12, rtol=1e-6)
         np.testing.assert_allclose(metrics["learning_rate"], 0.1 * (1 - 2 * number / 20), rtol=1e-5)
         np.testing.assert_allclose(pqn.epsilons(context, state), [1 - 3 * number / 12], rtol=1e-6)
+
+
+def test_metrics_are_means_over_gradient_steps_and_rows():
+    """Episodes end at once with rewards 1 2 3 4, and values stay 0: td_loss is (1 + 4 + 9 + 16) / 8."""
+    context = context_of(rollout_length=4, num_epochs=3, num_minibatches=2, learning_rate=1e-12)
+    rollout = rollout_of(
+        np.zeros((8, 2)), np.arange(5)[:, None], np.zeros((4, 1)), [[1], [2], [3], [4]], np.zeros((4, 1)),
+        np.zeros((4, 1), bool), np.ones((4, 1), bool),
+    )  # fmt: skip
+    state = pqn.init(context, jax.random.key(0))
+    _, metrics = jax.jit(partial(pqn.update, context))(state, rollout, jax.random.key(1))
+    found = [float(metrics[name]) for name in ("td_loss", "td_error_abs", "q_value")]
+    np.testing.assert_allclose(found, [3.75, 2.5, 0], rtol=1e-5, atol=1e-9)

@@ -5,9 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_fast.training import evaluator as playing
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, EpisodeScore, TimeStep
+from jaxrl_fast.utils.random import key_of_seed
 
 
 def toy_env(num_envs, lives=False):
@@ -200,3 +202,25 @@ def test_evaluations_and_seeds_have_different_reset_keys():
         evaluate(env, 1, seed=seed, index=index)
     jax.effects_barrier()
     assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
+
+
+def test_evaluation_key_is_none_of_keys_split_from_seed():
+    """`fold_in` with a small number returns the same key as a part of `split`."""
+    for seed in (0, 7):
+        key = key_of_seed(seed)
+        split = np.asarray(jax.random.key_data(jax.random.split(key, 4096)))
+        small, evaluation = (
+            np.asarray(jax.random.key_data(jax.random.fold_in(key, n))) for n in (64, playing.EVAL_FOLD)
+        )
+        assert (split == small).all(1).any() and not (split == evaluation).all(1).any()
+
+
+@pytest.mark.parametrize(
+    ("finished", "num_steps", "running"),
+    [([1, 2], [9, 9], True), ([2, 2], [9, 9], False), ([1, 3], [playing.max_steps(2), 9], False)],
+)
+def test_evaluation_runs_while_episodes_and_steps_are_left(finished, num_steps, running):
+    """Each of two environments runs two episodes."""
+    now = playing.start(toy_env(2), toy_agent(2), 2, jax.random.key(0))
+    episodes = now.episodes._replace(finished=jnp.int32(finished))
+    assert bool(playing.is_running(now._replace(episodes=episodes, num_steps=jnp.int32(num_steps)))) == running
