@@ -30,6 +30,7 @@ def test_summarize_matches_hand_calculation():
         return_min=[3, np.inf, 10],
         return_max=[5, -np.inf, 10],
         length_sum=[8, 0, 4],
+        quarantined=[0, 5, 2],
         value_loss=[1, 2, 6],
     )
     (record,) = records.summarize(given)
@@ -39,6 +40,7 @@ def test_summarize_matches_hand_calculation():
         "return_min": 3.0,
         "return_max": 10.0,
         "episode_length_mean": 4.0,
+        "quarantined": 7,
         "value_loss": 3.0,
     }
 
