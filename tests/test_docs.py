@@ -19,6 +19,7 @@ from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.names import ELSEWHERE
 from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
+from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
@@ -73,7 +74,7 @@ def test_every_algorithm_option_has_one_row_with_default_and_meaning(algo):
 def test_every_command_option_has_one_row(name):
     kind = Options if name == "train" else SweepOptions if name == "sweep" else tables.options_of(name)
     told = re.findall(r"^\| `--([\w-]+)` \| `[^`]+` \| .{5,} \|$", tables.command(name), re.MULTILINE)
-    names = (tables.SPELLED.get(field.name, field.name) for field in dataclasses.fields(kind))
+    names = (SINGULAR.get(field.name, field.name) for field in dataclasses.fields(kind))
     assert sorted(told) == sorted(name.replace("_", "-") for name in names)
 
 
