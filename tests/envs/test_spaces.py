@@ -71,6 +71,15 @@ def test_box_action_of_any_shape_is_scaled_to_environment_bounds():
     np.testing.assert_array_equal(found, [[0, 0, 5, 30], [1, -0.5, 6, 20]])
 
 
+@pytest.mark.parametrize("action", [np.inf, -np.inf, 3e38, np.nan])
+def test_box_action_of_any_size_is_within_bounds(action):
+    """The second component has one possible value, 2."""
+    low, high = np.float32([-1, 2, -1e30]), np.float32([3, 2, 1e30])
+    spec = STICK._replace(action=Box((3,)))
+    found = spaces.to_env_action(spec, (low, high), jnp.full((1, 3), action, jnp.float32))[0]
+    np.testing.assert_allclose(found, np.nan_to_num(np.sign(action)) * np.array([2, 0, 1e30]) + [1, 2, 0])
+
+
 def test_readable_zeroes_only_nonfinite_or_huge_terminal_values():
     """The magnitude 1e9 itself becomes 0. Integers do not change."""
     most = spaces.MAX_OBS_MAGNITUDE

@@ -120,6 +120,16 @@ def test_lru_init_is_stable_with_unit_gain():
     np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2 + radius**2, 1, rtol=1e-4)
 
 
+def test_lru_eigenvalues_begin_uniform_in_their_ring():
+    """Of 4096, |lambda|^2 is uniform between 0.9^2 and 0.999^2, and phases are uniform up to pi / 10."""
+    layer, carry = memory.make("lru", 4096)
+    drawn = layer.init(jax.random.key(0), jax.tree.map(lambda x: x[None], carry), jnp.zeros((1, F)))["params"]
+    square, phase = np.exp(-2 * np.exp(drawn["nu_log"])), np.exp(drawn["theta_log"])
+    for found, low, high in ((square, 0.9**2, 0.999**2), (phase, 0, np.pi / 10)):
+        quantiles = np.quantile(found, [0, 0.25, 0.5, 0.75, 1])
+        np.testing.assert_allclose(quantiles, np.linspace(low, high, 5), atol=0.03 * (high - low))
+
+
 def test_lru_parallel_scan_matches_sequential_scan():
     layer, params, start = make_memory("lru")
     x, reset = sequences()

@@ -54,6 +54,17 @@ def test_stack_age_counts_rows_since_stack_start_up_to_num_frames_minus_one(num_
     np.testing.assert_array_equal(ages, expected)
 
 
+@pytest.mark.parametrize("num_frames", [1, 2, 4])
+def test_compressor_keeps_newest_frame_of_any_stack(num_frames):
+    """Rows are [2, 3, 3, num_frames]; in the second one, all frames are equal."""
+    obs = np.stack([np.tile(np.arange(num_frames), (3, 3, 1)), np.full((3, 3, num_frames), 7)]).astype(np.uint8)
+    kept = frame_stack.compressor(num_frames)(jnp.array(obs))
+    newest = kept if num_frames == 1 else kept.newest
+    np.testing.assert_array_equal(newest, obs[..., -1:])
+    if num_frames > 1:
+        np.testing.assert_array_equal(kept.same, [False, True])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
 def test_update_on_single_frames_matches_update_on_full_stacks(algo, async_pools):
