@@ -193,3 +193,14 @@ def test_replay_size_metric_counts_all_shards(num_shards):
     """Each shard adds 16 steps per update, until the buffer holds 64 steps over all shards."""
     expected = np.minimum(16 * num_shards * np.arange(1, NUM_UPDATES + 1), 64)
     np.testing.assert_array_equal(metrics_of_run("dqn", num_shards)["replay_size"], expected)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "pqn"])
+def test_rollouts_of_on_policy_agents_store_newest_frame_of_stack(algo):
+    """Observations are stacks of two frames of 3 numbers; those of other environments are stored whole."""
+    env = env_of(algo)
+    obs = jax.ShapeDtypeStruct((6,), jnp.float32)
+    stacked = env._replace(spec=env.spec._replace(obs=obs, frame_stack=2))
+    rows = jnp.arange(6.0 * NUM_ENVS).reshape(NUM_ENVS, 6)
+    np.testing.assert_array_equal(agent_of(algo, stacked).compress_obs(rows).newest, rows[:, 3:])
+    assert agent_of(algo, env).compress_obs(rows) is rows

@@ -224,3 +224,10 @@ def test_evaluation_runs_while_episodes_and_steps_are_left(finished, num_steps, 
     now = playing.start(toy_env(2), toy_agent(2), 2, jax.random.key(0))
     episodes = now.episodes._replace(finished=jnp.int32(finished))
     assert bool(playing.is_running(now._replace(episodes=episodes, num_steps=jnp.int32(num_steps)))) == running
+
+
+def test_evaluator_has_taken_no_time_before_first_evaluation():
+    evaluator = playing.Evaluator(toy_env(3), toy_agent(3), [0], 3)
+    assert (evaluator.compile_time, evaluator.time) == (0, 0)
+    evaluator(jnp.int32(1), 0)
+    assert evaluator.compile_time > 0 and evaluator.time > 0
