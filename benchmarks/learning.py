@@ -83,7 +83,8 @@ EXTRA = {
         "algo": "ppo", "env": "craftax/Craftax-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
         "eval_episodes": 16,
         "agent": {
-            "hidden_sizes": [256], "memory": "gru", "memory_size": 128, "rollout_length": 64, "num_minibatches": 8,
+            "hidden_sizes": [256], "memory": "gru", "memory_size": 256, "activation": "relu", "rollout_length": 64,
+            "num_minibatches": 8, "gae_lambda": 0.8, "learning_rate": 3e-4, "max_grad_norm": 1.0,
         },
     },
     "ppo_paddles_frames": {  # the settings of ppo_pong_small; a mean return above 0 beats the script
