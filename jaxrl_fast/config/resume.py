@@ -98,7 +98,7 @@ def check_env(folder: Path, env: Any) -> None:
 
 
 def file_of_run(folder: Path, origin: str) -> Path:
-    """Return the path of the settings of the run in this directory. Raise ValueError if there is no run."""
+    """Return the path of a run's settings. Raise ValueError if the directory has no run."""
     path = folder / CONFIG
     if (folder / SWEEP_FILE).is_file():
         runs = sorted(str(below.parent) for below in folder.glob(f"*/{CONFIG}"))

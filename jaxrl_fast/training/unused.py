@@ -33,15 +33,15 @@ def lines(plan: Plan) -> list[str]:
         for name, why in (of_run | shared).items()
         if any(value(name, agent) != known[name].default for agent in agents)
     ]
-    return found + _exceeding(plan)
+    return found + _too_many_workers(plan)
 
 
-def _exceeding(plan: Plan) -> list[str]:
-    """Return a warning for an option of whose number only a part has an effect."""
+def _too_many_workers(plan: Plan) -> list[str]:
+    """Return a warning if a pool has fewer environments than the requested worker processes."""
     asked, most = plan.settings.options.env_workers, plan.env.spec.num_envs // plan.env.parallelism.num_pools
     if asked == "auto" or asked <= most:
         return []
-    return [f"--env-workers: a pool of {most} environments has {most} at most, got {asked}; use {most}"]
+    return [f"--env-workers: a pool of {most} environments uses at most {most} workers, got {asked}; use {most}"]
 
 
 def reasons(rows: Iterable[Unused]) -> dict[str, str]:

@@ -105,7 +105,7 @@ def test_option_without_effect_is_named_only_where_it_has_none(option, value, id
 def test_more_workers_than_environments_of_pool_are_named(num_envs, async_pools, most):
     """They have an effect: there are as many as environments."""
     made = planned(ON_HOST | {"num_envs": num_envs, "async_pools": async_pools, "env_workers": 5})
-    said = f"--env-workers: a pool of {most} environments has {most} at most, got 5; use {most}"
+    said = f"--env-workers: a pool of {most} environments uses at most {most} workers, got 5; use {most}"
     assert unused.lines(made) == ([] if most is None else [said])
     assert f"{most or 5} worker processes step the environments of each pool" in made.env.info
 

@@ -242,7 +242,7 @@ class WorkerPool:
                 found.append(self._answer(one, self.timeout_s))
             except EnvFault:  # the process has ended, and so will the run
                 raise
-            except Exception as error:  # of any kind: in the environment's code
+            except Exception as error:  # environments may raise anything
                 failed = failed or error
         if failed is not None:
             raise failed

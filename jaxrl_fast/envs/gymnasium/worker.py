@@ -113,7 +113,7 @@ def _serve(channel: socket.socket, stepper: Any) -> None:
             name, *arguments = call
             try:
                 result = getattr(stepper, name)(*arguments)
-            except Exception as error:  # of any kind: in the environment's code
+            except Exception as error:  # environments may raise anything
                 send(channel, FAILED, describe(error))
                 continue
         send(channel, RESULT, result)
