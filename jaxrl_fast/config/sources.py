@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
     def spell(self, name: str) -> str:
         """Return another option's name in the spelling of this one: --num-envs or num_envs."""
-        return f"--{name.replace('_', '-')}" if self.on_command_line else name
+        return f"--{SINGULAR.get(name, name).replace('_', '-')}" if self.on_command_line else name
 
 
 def tokenize(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:

@@ -362,6 +362,8 @@ MISTAKES = [
         ["--agent.learnin-rate: ppo has no such option; did you mean --agent.learning-rate?\n"],
     ),
     ("ppo --frobnicate", ["--frobnicate", "--help"]),
+    ("ppo --env-optoin a=1", ["--env-optoin", "did you mean --env-option?"]),
+    ("ppo --agent.network-optins a=1", ["did you mean --agent.network-option?"]),
     ("dqn --buffer-size 9", ["--buffer-size: unknown option; did you mean --agent.buffer-size?\n"]),
     ("ppo --agent.lr 1e-3", ["--agent.lr: ppo has no such option; did you mean --agent.learning-rate?\n"]),
     ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
