@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py ppo_cartpole ppo_acrobot --num-seeds 5
     python benchmarks/learning.py ppo_minatar_breakout --num-seeds 1 --one-by-one    # long runs: one seed at a time
+    python benchmarks/learning.py sac_hopper --one-by-one --runs runs/learning   # resumes the runs of that folder
     python benchmarks/learning.py                                            # only prints the table of stored results
 
     python benchmarks/learning.py --suites   # one environment of each suite that is installed, five seeds
@@ -147,6 +148,7 @@ def main():
     parser.add_argument("--num-seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--one-by-one", action="store_true")
+    parser.add_argument("--runs", type=Path, help="keep the run folders in this one, and resume those that are there")
     parser.add_argument("--suites", action="store_true", help="the environments of installed suites")
     parser.add_argument("--best-reply", action="store_true", help="the best mean score in pgx/tic_tac_toe")
     args = parser.parse_args()
@@ -157,21 +159,25 @@ def main():
     for name in args.names + (of_suites if args.suites else []):
         seeds = range(args.first_seed, args.first_seed + args.num_seeds)
         for part in [[s] for s in seeds] if args.one_by_one else [list(seeds)]:
-            store_seeds(name, train(name, part))
+            store_seeds(name, train(name, part, args.runs))
         if name.startswith("suite_"):
             keep_random(name)
     print(table(json.loads(KEPT.read_text())))
 
 
-def train(name: str, seeds: list[int]) -> dict:
-    """Train one run. Return its summary, with the results of each seed."""
+def train(name: str, seeds: list[int], runs: Path | None = None) -> dict:
+    """Train one run, in a folder of `runs` if given. Return its summary, with the results of each seed."""
     options = EXTRA.get(name, {"preset": name})
     if name.endswith("_seaquest"):
         limit_seaquest_entities(SEAQUEST_ENTITIES)
-    with tempfile.TemporaryDirectory() as folder:
-        run = jaxrl_fast.fit(
-            **options, seed=seeds[0], num_seeds=len(seeds), run_dir=f"{folder}/run", tensorboard=False, console_every=60
-        )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (runs or Path(temporary)) / "_".join([name, *map(str, sorted({seeds[0], seeds[-1]}))])
+        if folder.exists():
+            run = jaxrl_fast.fit(resume=folder, tensorboard=False, console_every=60)
+        else:
+            run = jaxrl_fast.fit(
+                **options, seed=seeds[0], num_seeds=len(seeds), run_dir=folder, tensorboard=False, console_every=60
+            )
         final_returns, solved = run.summary["final_return_per_seed"], run.summary["steps_to_solve_per_seed"]
         greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None][-len(seeds) :]
         return {**run.summary, "seeds": seeds, "final_returns": final_returns, "greedy": greedy, "solved_at": solved}

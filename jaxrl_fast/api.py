@@ -45,7 +45,7 @@ def fit(
         callbacks: Objects with `on_record`, `on_evaluation` or `on_end`, see `Callback`.
         **options: Options as on the command line: `num_envs=256`, `env="Acrobot-v1"`,
             `env_options={"max_steps_in_episode": 200}`, `resume="runs/mine"`. `env` may also be a class, a factory or
-            an instance with gymnax's interface.
+            an instance of gymnax's or gymnasium's interface.
 
     Raises:
         ValueError: An option is wrong. Nothing has been compiled or written.

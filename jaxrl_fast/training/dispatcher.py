@@ -9,9 +9,11 @@ import numpy as np
 
 from jaxrl_fast import loop
 from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
+from jaxrl_fast.utils.memory import nbytes
 from jaxrl_fast.utils.signals import interruptible
 
 CHUNK_S = 0.5  # target seconds of a chunk: short enough to stop promptly, long enough to hide the host's work
+COPIED_BYTES = 2**26  # of a state that each chunk copies: the target is CHUNK_S longer for each
 GROWTH = 8  # the largest ratio of the lengths of successive chunks
 
 
@@ -46,6 +48,8 @@ class Dispatcher:
         self.state = state  # after all submitted updates
         self.num_submitted = num_submitted  # updates, those before a resume included
         self.queue: deque[PendingChunk] = deque()
+        copied = nbytes(state) if program.keeps_state else 0
+        self.chunk_s = CHUNK_S * (1 + copied / COPIED_BYTES)
         self.length, self.rate = 1, 0.0  # updates in the last chunk, updates a second
         self.latest_start = 0.0  # of the newest chunk
         self.mark_idle()
@@ -60,8 +64,8 @@ class Dispatcher:
         return len(self.queue)
 
     def submit(self, limit: int) -> None:
-        """Submit a chunk of about CHUNK_S that ends at update `limit` at the latest."""
-        by_clock = max(min(int(self.rate * CHUNK_S), self.length * GROWTH), 1)
+        """Submit a chunk of about `chunk_s` that ends at update `limit` at the latest."""
+        by_clock = max(min(int(self.rate * self.chunk_s), self.length * GROWTH), 1)
         self.length = min(by_clock, self.program.capacity, limit - self.num_submitted)
         self.before = self.state if self.program.keeps_state else None
         self.submitting = True
