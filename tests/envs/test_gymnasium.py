@@ -16,7 +16,7 @@ import pytest
 
 from jaxrl_fast import envs
 from jaxrl_fast.envs import host_env, host_pool
-from jaxrl_fast.envs.gymnasium import layout, source
+from jaxrl_fast.envs.gymnasium import description, layout, source
 from jaxrl_fast.envs.gymnasium import process as worker_process
 from jaxrl_fast.envs.gymnasium.pool import WorkerPool
 from jaxrl_fast.envs.host_pool import seeds_of
@@ -355,9 +355,9 @@ FAULTS = {
 
 def faulty(fault, config):
     """Return an environment that fails in its third step. It bypasses the trial steps of `make`, which would fail."""
-    described = source.describe(source.from_object(gym_envs.Walk, {"fault": ""}, f"{MODULE}:Walk"))
+    described = description.describe(source.from_object(gym_envs.Walk, {"fault": ""}, f"{MODULE}:Walk"))
     own = described.source._replace(arguments={"fault": fault})
-    return source.from_description(described._replace(source=own), 4, config)
+    return description.from_description(described._replace(source=own), 4, config)
 
 
 @pytest.mark.parametrize(
@@ -458,10 +458,10 @@ class Leaning(gym_envs.Walk):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
 def test_observation_outside_its_space_warns_once(config, capsys):
-    described = source.describe(source.from_object(gym_envs.Walk, {}, "leaning"))
+    described = description.describe(source.from_object(gym_envs.Walk, {}, "leaning"))
     own = described.source._replace(construct=Leaning)
-    layout = source.describe(source.from_object(Leaning, {}, "leaning")).layout
-    env = source.from_description(described._replace(source=own, layout=layout), 2, config)
+    layout = description.describe(source.from_object(Leaning, {}, "leaning")).layout
+    env = description.from_description(described._replace(source=own, layout=layout), 2, config)
     capsys.readouterr()
     run(env, np.ones((40, 2), np.int32))
     found = [line for line in capsys.readouterr().err.splitlines() if "leaning" in line]
@@ -492,7 +492,9 @@ def test_render_returns_image_of_environment():
 
 
 def description_with_times(step_s, compute_s):
-    return source.describe(source.from_object(gym_envs.Walk, {}, "walk"))._replace(step_s=step_s, compute_s=compute_s)
+    return description.describe(source.from_object(gym_envs.Walk, {}, "walk"))._replace(
+        step_s=step_s, compute_s=compute_s
+    )
 
 
 class Interrupted(gym_envs.Walk):
@@ -505,7 +507,7 @@ class Interrupted(gym_envs.Walk):
 
 
 def test_step_time_estimate_ignores_single_slow_step():
-    described = source.describe(source.from_object(Interrupted, {}, "interrupted"))
+    described = description.describe(source.from_object(Interrupted, {}, "interrupted"))
     assert 0 < described.compute_s <= described.step_s * 1.1 < 5e-3
 
 
@@ -529,9 +531,9 @@ def test_step_time_estimate_ignores_single_slow_step():
     ],
 )
 def test_choose_num_workers_follows_step_time_and_cores(step_s, compute_s, num_envs, config, expected, monkeypatch):
-    monkeypatch.setattr(source, "num_cores", lambda: 4)
+    monkeypatch.setattr(description, "num_cores", lambda: 4)
     config = HostEnvConfig(**config)
-    assert source.choose_num_workers(description_with_times(step_s, compute_s), num_envs, config) == expected
+    assert description.choose_num_workers(description_with_times(step_s, compute_s), num_envs, config) == expected
 
 
 def test_env_workers_is_rejected_for_gymnax():

@@ -44,16 +44,16 @@ def option_names(name: str) -> tuple[str, ...]:
 
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: "HostEnvConfig") -> "Env":
     """Return N environments by gymnasium's id for them, with the module that registers it or without."""
-    from jaxrl_fast.envs.gymnasium import source
+    from jaxrl_fast.envs.gymnasium import description, source
 
-    return source.make_envs(source.from_id(name, options), num_envs, host_config)
+    return description.make_envs(source.from_id(name, options), num_envs, host_config)
 
 
 def adapt(given: Any, num_envs: int, options: Mapping[str, Any], host_config: "HostEnvConfig", env_id: str) -> "Env":
     """Return N environments from a class, a factory, or an environment that gymnasium can make again."""
-    from jaxrl_fast.envs.gymnasium import source
+    from jaxrl_fast.envs.gymnasium import description, source
 
-    return source.make_envs(source.from_object(given, options, env_id), num_envs, host_config)
+    return description.make_envs(source.from_object(given, options, env_id), num_envs, host_config)
 
 
 def recognizes(given: Any) -> bool:

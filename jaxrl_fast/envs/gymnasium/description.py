@@ -1,0 +1,211 @@
+"""Try one gymnasium environment, describe its spaces and the time of a step, and make N of them."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+
+from jaxrl_fast.envs import frame_skip, gymnasium_spaces, spaces
+from jaxrl_fast.envs.direct_bridge import choose_bridge
+from jaxrl_fast.envs.gymnasium import copying
+from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
+from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
+from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
+from jaxrl_fast.envs.gymnasium.stepping import Stepper
+from jaxrl_fast.envs.host_env import make_env
+from jaxrl_fast.envs.host_pool import HostPool, PoolSpec, num_envs_per_pool
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, HostEnvConfig, MultiDiscrete, PyTree, Space
+from jaxrl_fast.utils.devices import num_cores
+
+TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
+MIN_SAVED_S = 1e-3  # seconds that workers must save per step of all environments, to be chosen by "auto"
+MAX_WAITING = 32  # workers of all pools, for environments that wait, such as for a simulator in another process
+WAITING = 0.5  # an environment waits if it computes for less than this share of a step
+
+
+class Description(NamedTuple):
+    """The properties of an environment that were found by making one and stepping it for a moment."""
+
+    source: Source
+    layout: Layout
+    pool: PoolSpec  # with num_envs 0
+    step_s: float  # seconds of a step, the median
+    compute_s: float  # seconds of a step that this process computes
+    copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
+
+
+def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
+    """Return N environments; one is made and tried first."""
+    return from_description(describe(source, config.quarantine), num_envs, config)
+
+
+def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
+    """Return N environments that have been described."""
+    num = num_envs_per_pool(num_envs, config)
+    pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
+    num_workers = choose_num_workers(described, num, config)
+    open_pool = functools.partial(_open, described, num_workers, config)
+    env = make_env(pool, open_pool, config, choose_bridge(described.source.env_id, config.bridge))
+    again = functools.partial(from_description, described)
+    steps = f"{num_workers} worker processes step" if num_workers > 1 else "1 worker process steps"
+    info = (f"{steps} the environments of each pool",) if num_workers else ()
+    return env._replace(resize=again, info=(*env.info, *info))
+
+
+def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
+    del index
+    env_id, make = described.source.env_id, described.source.maker(config.render)
+    method = lambda: described.copy_method()[0]
+    if not num_workers:
+        return LocalPool(env_id, make, described.layout, seeds, config.quarantine, method)
+    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.env_timeout, config.quarantine, method)
+
+
+def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
+    """Return the number of worker processes for a pool of `num_envs`; 0: they are stepped in this process.
+
+    Without workers, the environments of all pools and shards take turns in this process, because Python runs in one
+    thread at a time.
+    """
+    if config.env_workers != "auto":
+        return min(int(config.env_workers), num_envs)
+    waits = described.compute_s < WAITING * described.step_s
+    num_pools = max(config.num_async_pools, 1) * config.num_shards
+    most = min(num_envs, max((MAX_WAITING if waits else num_cores()) // num_pools, 1))
+    at_once = most * config.num_shards
+    saved_s = num_envs * config.num_shards * described.step_s * (1 - 1 / at_once)
+    if at_once > 1 and saved_s >= MIN_SAVED_S:
+        return most
+    return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
+
+
+def describe(source: Source, quarantine: bool = False) -> Description:
+    """Make one environment, and step it for a moment. Raise ValueError if its spaces are not supported.
+
+    With `quarantine`, numbers that are not finite are accepted.
+    """
+    source = source.with_changes()
+    env = source.make()
+    if env.spec is not None and not source.is_named:
+        source = source._replace(env_id=f"gymnasium/{env.spec.id}")
+    try:
+        env_id, space = source.env_id, env.action_space
+        action, start, bounds = gymnasium_spaces.action_space(env_id, space)
+        tree = gymnasium_spaces.as_tree(env.observation_space)
+        gymnasium_spaces.check_observation(env_id, env.observation_space)
+        layout = _layout(tree, space)
+        is_part = gymnasium_spaces.is_action_mask(tree, action)
+        if not is_part:
+            layout = layout._replace(mask_size=_mask_size(env, env_id, layout, action, quarantine))
+        has_action_mask = is_part or bool(layout.mask_size)
+        frame_skip.check(env_id, has_action_mask, source.frame_skip)
+        step_s, compute_s = _try(env, env_id, layout, quarantine)
+        can_render = source.takes_render_mode and RENDER_MODE in (env.metadata or {}).get("render_modes", ())
+        can_render = can_render or env.render_mode == RENDER_MODE
+    finally:
+        env.close()
+    raw = rows_of(layout, allocate(layout, 1))
+    visible, mask = _parts(is_part, bool(layout.mask_size))
+    method = functools.cache(functools.partial(copying.choose_method, source.maker(render=False)))
+    pool = PoolSpec(
+        env=EnvSpec(env_id, None, action, 0, has_action_mask=has_action_mask),  # type: ignore[arg-type]
+        raw_obs=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), raw),
+        action_dtype=layout.action_dtype,
+        action_start=start,
+        bounds=bounds,
+        encode=functools.partial(gymnasium_spaces.encode, visible(tree) if is_part else tree),
+        visible=visible,
+        action_mask=functools.partial(_allowed, action, mask) if mask and not isinstance(action, Box) else None,
+        why_not_saved=lambda: method()[1],
+        can_render=can_render,
+    )
+    source = source._replace(takes_render_mode=source.takes_render_mode and can_render)
+    return Description(source, layout, pool, step_s, compute_s, method)
+
+
+def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:
+    """Return the functions that extract the observation and the action mask from raw observations."""
+    if is_part:
+        return _without_mask, lambda raw: raw["action_mask"]
+    if is_in_info:
+        return lambda raw: raw["obs"], lambda raw: raw["action_mask"]
+    return lambda raw: raw, None
+
+
+def _without_mask(raw: dict[str, Any]) -> PyTree:
+    """Return the parts of a dictionary except the mask; a single part without its name."""
+    rest = {name: part for name, part in raw.items() if name != "action_mask"}
+    return rest if len(rest) > 1 else next(iter(rest.values()))
+
+
+def _allowed(action: Discrete | MultiDiscrete, mask: Callable[[PyTree], PyTree], raw: PyTree) -> jax.Array:
+    return spaces.allowed(action, mask(raw))
+
+
+def _layout(tree: PyTree, action: Any) -> Layout:
+    """Return the arrays of a row for a tree of spaces and an action space."""
+    leaves: list[Leaf] = []
+
+    def add(space: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(space, dict):
+            return {name: add(part, (*path, name)) for name, part in space.items()}
+        if isinstance(space, tuple):
+            return tuple(add(part, (*path, i)) for i, part in enumerate(space))
+        low, high, is_index = gymnasium_spaces.limits(space)
+        dtype = np.dtype(space.dtype)
+        leaves.append(Leaf(path, tuple(space.shape), dtype, np.dtype(spaces.narrow_dtype(dtype)), low, high, is_index))
+        return len(leaves) - 1
+
+    indices = add(tree, ())
+    return Layout(tuple(leaves), indices, tuple(action.shape), np.dtype(action.dtype))
+
+
+def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine: bool) -> int:
+    """Return the number of entries of `info["action_mask"]` after a reset; 0 if there is none."""
+    if isinstance(action, Box):
+        return 0
+    info: list[Any] = []
+
+    class Noting(gymnasium.Wrapper):
+        """A wrapper that keeps the `info` of a reset."""
+
+        def reset(self, **options: Any) -> Any:
+            outcome = self.env.reset(**options)
+            info.append(outcome[1] if isinstance(outcome, tuple) and len(outcome) == 2 else {})
+            return outcome
+
+    Stepper(env_id, lambda: Noting(env), [0], layout, allocate(layout, 1), quarantine=quarantine).reset()
+    has_mask = isinstance(info[0], dict) and info[0].get("action_mask") is not None
+    return action.num_outputs if has_mask else 0
+
+
+def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float, float]:
+    """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core.
+
+    Both are medians, because an interrupted step on a busy machine takes a thousand times as long.
+    """
+    arrays = allocate(layout, 1)
+    stepper = Stepper(env_id, lambda: env, [0], layout, arrays, quarantine=quarantine)
+    stepper.reset()
+    env.action_space.seed(0)
+    times: list[tuple[float, float]] = []
+    until = time.perf_counter() + TRIAL_S
+    while not times or len(times) < TRIAL_STEPS and time.perf_counter() < until:
+        arrays.action[0] = _sample(env.action_space, arrays.mask[0])
+        is_reset = stepper.ended[0]
+        wall, cpu = time.perf_counter(), time.process_time()
+        stepper.step()
+        if not is_reset:
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    step_s, compute_s = np.median(times, axis=0).tolist()
+    return step_s, compute_s
+
+
+def _sample(space: Any, mask: np.ndarray) -> Any:
+    """Return a random action that the mask allows; an empty mask allows all."""
+    is_masked = isinstance(space, gymnasium.spaces.Discrete) and mask.size
+    return space.sample(mask.astype(np.int8)) if is_masked else space.sample()
