@@ -111,6 +111,7 @@ def share(steps_per_s: float, preset: dict, num_steps: int, rounds: int) -> dict
     """Gradient steps per second that the matrix time_multiplications alone allow, and which part of them is reached."""
     bound, learning = 1 / time_multiplications(rounds), 1 - preset["learning_starts"] / num_steps
     return {
+        "gradient_steps_per_s": round(steps_per_s * learning),
         "gradient_steps_bound_per_s": round(bound),
         "share_of_bound": round(steps_per_s * learning / bound, 3),
     }

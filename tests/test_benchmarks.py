@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import pytest
 
+import jaxrl_fast
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
@@ -545,3 +546,19 @@ def test_seaquest_with_room_for_fewer_entities_takes_same_steps(monkeypatch):
     assert env.reset(jax.random.key(0), params)[1].e_fish.shape == (32, 4)
     jax.tree.map(np.testing.assert_array_equal, trajectory(), whole)
     assert float(whole[1].sum()) > 0 and bool(whole[2].any())
+
+
+@pytest.mark.slow  # three runs
+def test_learning_resumes_interrupted_run(tmp_path, monkeypatch):
+    import learning
+
+    stop = SimpleNamespace(on_record=lambda records, state: state.stop("enough"))
+    short = dict(algo="ppo", env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024, eval_episodes=4, agent={})
+    monkeypatch.setitem(learning.EXTRA, "short", short)
+    options = dict(seed=3, num_seeds=2, tensorboard=False, callbacks=[stop])
+    stopped = jaxrl_fast.fit(**short, **options, run_dir=tmp_path / "some" / "short_3_4")
+    assert stopped.summary["status"] == "stopped" and stopped.summary["env_steps"] < 8192
+    resumed, whole = (learning.train("short", [3, 4], tmp_path / name) for name in ("some", "other"))
+    assert resumed["env_steps"] == whole["env_steps"] == 8192
+    assert [resumed[k] for k in ("greedy", "final_returns")] == [whole[k] for k in ("greedy", "final_returns")]
+    assert learning.train("short", [3, 4], tmp_path / "other")["greedy"] == whole["greedy"]  # it has ended

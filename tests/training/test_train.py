@@ -126,6 +126,13 @@ def test_chunk_equals_loop_train(built):
     jax.tree.map(np.testing.assert_array_equal, rows, dict(their_rows))
 
 
+@pytest.mark.parametrize(("keeps_state", "expected"), [(True, 3), (False, 1)])
+def test_chunks_are_longer_if_each_copies_large_state(keeps_state, expected):
+    state = {"replay": np.zeros(2 * dispatcher.COPIED_BYTES, np.uint8)}
+    copying = types.SimpleNamespace(keeps_state=keeps_state)
+    assert dispatcher.Dispatcher(copying, state, num_seeds=1).chunk_s == expected * dispatcher.CHUNK_S
+
+
 def test_chunk_duration_affects_only_recorded_times(tmp_path, monkeypatch):
     line = "--log-every 88 --eval-every 132"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
