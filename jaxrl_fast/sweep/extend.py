@@ -5,6 +5,7 @@ folders, programs and numbers. The missing combinations form new groups.
 """
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,7 @@ def extend(
         sweep = _lengthen(sweep, convert(known[LENGTH], length[0]), length[0].origin)
     trainings = [grid.part(group, [m]).settings for group in sweep.groups.values() for m in group.members]
     axes = _with_old_values(trainings, given, known)
-    missing = _missing(trainings, axes)
+    missing = _missing(trainings, axes, sweep.columns)
     if missing:
         check_unused(Request(algo, "", [], added), [settings.agent for settings in (*trainings, *missing)])
     columns = dict.fromkeys((*sweep.columns, *(name for name in axes if name != "seed")))
@@ -108,19 +109,34 @@ def _with_old_values(trainings: Sequence[Settings], given: Axes, known: Mapping[
     return axes
 
 
-def _missing(trainings: Sequence[Settings], axes: Axes) -> list[Settings]:
-    """Return the combinations of values that the sweep lacks. Each is a copy of a training, apart from these values."""
-    bases: dict[str, Settings] = {}  # by all other values
+def _missing(trainings: Sequence[Settings], axes: Axes, columns: Sequence[str]) -> list[Settings]:
+    """Return the combinations of values that the sweep lacks. Each is a copy of a training, apart from these values.
+
+    A combination is its values of `columns`, `axes` and the seed. Other options may follow from them, such as the
+    solved threshold from the environment, and are those of the training that is copied.
+    """
+    names = [*dict.fromkeys((*columns, *axes, "seed"))]
+    of = lambda settings, chosen: repr([_value(settings, name) for name in chosen])
+    bases: dict[str, list[Settings]] = {}  # by all other values
     for training in trainings:
-        bases.setdefault(repr(_replaced(training, dict.fromkeys(axes))), training)
+        bases.setdefault(of(training, [name for name in names if name not in axes]), []).append(training)
     number = len(bases) * math.prod(map(len, axes.values()))
     if number > values.MAX_VALUES:
         raise ValueError(f"a sweep has at most {values.MAX_VALUES} trainings, got {number}; give fewer values")
-    existing = set(map(repr, trainings))
+    existing = {of(training, names) for training in trainings}
+    known = options_of_algorithm(trainings[0].algo)
+    others = [name for name in axes if name != "seed"]
     found: list[Settings] = []
-    for base in bases.values():
-        asked = with_algorithm(Request("", "", from_mapping(to_mapping(base)), []), SWEEP_FILE)
-        found += [settings for settings in grid.resolve_all(asked, [], axes) if repr(settings) not in existing]
+    for similar in bases.values():
+        same_values = {of(training, others): training for training in reversed(similar)}
+        same_env = {training.options.env: training for training in reversed(similar)}
+        for combination in itertools.product(*(axes[name] for name in others)):
+            given = [convert(known[setting.name], setting) for setting in combination]
+            base = same_values.get(repr(given)) or same_env.get(dict(zip(others, given)).get("env"), similar[0])
+            asked = with_algorithm(Request("", "", from_mapping(to_mapping(base)), []), SWEEP_FILE)
+            fixed = [values.setting_of(name, _value(base, name)) for name in columns if name == "solved_threshold"]
+            one = {setting.name: [setting] for setting in combination} | {n: axes[n] for n in axes if n == "seed"}
+            found += [each for each in grid.resolve_all(asked, fixed, one) if of(each, names) not in existing]
     return found
 
 
@@ -128,12 +144,3 @@ def _value(settings: Settings, name: str) -> Any:
     """Return the value of an option: "num_envs", "agent.gamma"."""
     last = name.removeprefix("agent.")
     return getattr(settings.options if last == name else settings.agent, last)
-
-
-def _replaced(settings: Settings, new: Mapping[str, Any]) -> Settings:
-    """Return the settings with other values of some options."""
-    agent = {name.removeprefix("agent."): value for name, value in new.items() if name.startswith("agent.")}
-    options = {name: value for name, value in new.items() if not name.startswith("agent.")}
-    return settings._replace(
-        options=dataclasses.replace(settings.options, **options), agent=dataclasses.replace(settings.agent, **agent)
-    )

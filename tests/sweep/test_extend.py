@@ -102,6 +102,19 @@ def test_new_environment_has_no_solved_threshold():
     assert new.settings.options.solved_threshold is None and len(new.members) == 2
 
 
+@pytest.mark.parametrize("threshold", ["", "--solved-threshold 100", "--solved-threshold 100,200"])
+def test_new_environment_is_trained_once_when_thresholds_differ(threshold):
+    sweep = planned(f"--config ppo_cartpole --env CartPole-v1,Acrobot-v1 --seed 0 {threshold}")
+    of = lambda groups: [(g.settings.options.env, g.settings.options.solved_threshold) for g in groups]
+    old = of(sweep.groups.values())
+    thresholds = [100.0, 200.0] if "," in threshold else [None]
+    assert of(extended(sweep, "--env MountainCar-v0")[1]) == [("MountainCar-v0", value) for value in thresholds]
+    _, both = extended(sweep, "--env MountainCar-v0 --seed 1")
+    expected = [*old, *(("MountainCar-v0", value) for value in thresholds for _ in range(2))]
+    assert sorted(of([grid.part(g, [m]) for g in both for m in g.members]), key=str) == sorted(expected, key=str)
+    assert not extended(sweep, "--env CartPole-v1,Acrobot-v1")[1]
+
+
 def test_more_total_steps_apply_to_old_and_new_trainings():
     longer, new = extended(planned("ppo --total-steps 1k --seed 0,1"), "--total-steps 2k --seed 2")
     assert {group.settings.options.total_steps for group in (*longer.groups.values(), *new)} == {2000}
