@@ -158,8 +158,9 @@ class MetricsTracker:
             self._check_solved(i, self.recorded * self.steps_per_update, round(self.recorded_time, 4))
 
     def _check_solved(self, i: int, env_steps: int, train_time_s: float) -> None:
-        window, threshold = self.windows[i], self.solved_threshold
-        if self.solved[i] is None and threshold is not None and window.full and window.mean >= threshold:
+        window, threshold, diverged_at = self.windows[i], self.solved_threshold, self.diverged[i]
+        is_valid = diverged_at is None or env_steps < diverged_at
+        if self.solved[i] is None and threshold is not None and window.full and window.mean >= threshold and is_valid:
             self.solved[i] = env_steps, train_time_s
 
     def _not_finite(self, rows: Rows, i: int) -> NotFinite | None:

@@ -209,6 +209,16 @@ def test_run_is_settled_when_last_member_is_solved_or_diverged():
     assert made.settled_at() == 40
 
 
+@pytest.mark.parametrize("wrong_update, solved_at", [(1, None), (2, None), (3, 16), (None, 16)])
+def test_member_is_solved_only_before_it_diverges(wrong_update, solved_at):
+    """Of 60 episodes in each update, a hundred with the threshold's return have ended after update 2, of 8 steps."""
+    made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, 1.0)
+    clock, loss = [1, 2, 3, 4], [np.nan if i == wrong_update else 0.0 for i in range(1, 5)]
+    made.add(rows(episodes=[60] * 4, return_sum=[60] * 4, value_loss=loss, train_time_s=clock, wall_time_s=clock))
+    assert len(list(made.records())) == 4
+    assert (made.solved[0] and made.solved[0][0]) == solved_at
+
+
 def test_nonfinite_loss_is_reported_once_with_its_first_update():
     """Of two losses, the first to fail is reported. Other metrics may be NaN. A diverged seed is reported once."""
     made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 10, 8, 8, None)
