@@ -184,12 +184,17 @@ def read_run(folder: Path) -> list[RunRecords]:
 
 def group_by_options(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
     """Return runs with the same options together, by a distinguishing name; a repeated seed starts another curve."""
-    kinds: dict[str, list[RunRecords]] = {}
+    kinds: dict[str, list[list[RunRecords]]] = {}
     for run in runs:
         kind = repr({name: value for name, value in run.options.items() if name not in NOT_COMPARED})
-        taken = (seed for other in kinds.get(kind, ()) for seed in seeds_of(other))
-        kinds.setdefault(kind if not set(seeds_of(run)) & set(taken) else f"{kind} {len(kinds)}", []).append(run)
-    ordered = sorted(kinds.values(), key=lambda same: _rank(same[0].options.values()))
+        of_kind, seeds = kinds.setdefault(kind, []), set(seeds_of(run))
+        free = (same for same in of_kind if not any(seeds & set(seeds_of(other)) for other in same))
+        if (curve := next(free, None)) is not None:
+            curve.append(run)
+        else:
+            of_kind.append([run])
+    every_curve = (same for of_kind in kinds.values() for same in of_kind)
+    ordered = sorted(every_curve, key=lambda same: _rank(same[0].options.values()))
     return dict(zip(unique_names([same[0] for same in ordered]), ordered, strict=True))
 
 

@@ -70,6 +70,13 @@ def test_repeated_seed_starts_another_curve(tmp_path):
     assert list(draw([tmp_path])[1]) == ["ppo on CartPole-v1 (a)", "ppo on CartPole-v1 (b)"]
 
 
+def test_repeated_seeds_form_one_curve_per_repetition(tmp_path):
+    for name in ("a", "b", "c"):
+        for seed in range(4):
+            write(tmp_path / f"{name}_s{seed}", records(seed, [1.0, 2.0]), seed=seed)
+    assert list(draw([tmp_path])[1]) == [f"ppo on CartPole-v1 ({name}_s0) (4 seeds)" for name in ("a", "b", "c")]
+
+
 def test_duplicate_run_paths_are_ignored(tmp_path, monkeypatch, capsys):
     for name in ("a", "b"):
         write(tmp_path / "runs" / name, records(0, [1.0, 2.0]))
