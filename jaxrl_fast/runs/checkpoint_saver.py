@@ -36,7 +36,10 @@ class Saver:
         self.problem = ""
         self.num_written = 0
         self.last: Path | None = None
-        for leftover in parent.glob(f"{ASIDE}*"):
+
+    def remove_leftovers(self) -> None:
+        """Delete what a killed process has left half written. The run's lock must be held."""
+        for leftover in self.parent.glob(f"{ASIDE}*"):
             shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
     def folder(self, env_steps: int) -> Path:

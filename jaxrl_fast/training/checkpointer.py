@@ -123,7 +123,8 @@ class CheckpointManager:
         return None
 
     def open_resources(self) -> None:
-        """Open the agent's host resources, empty, and delete files that no checkpoint names."""
+        """Open the agent's host resources, empty. Delete what no checkpoint names, and what is half written."""
+        self.saver.remove_leftovers()
         for resource in self.plan.agent.resources:
             resource.open(self.plan.folder / resource.name)
         self.saver.prune()

@@ -672,7 +672,7 @@ def test_saver_removes_leftovers_of_crash(two):
         (parent / f"{files.ASIDE}{name}" / "more").mkdir(parents=True)
         (parent / f"{files.ASIDE}{name}" / checkpoint.ARRAYS).write_text("half")
     assert checkpoint.newest(parent)[1] == []
-    checkpoint_saver.Saver(parent, 1)
+    checkpoint_saver.Saver(parent, 1).remove_leftovers()
     assert names(parent) == [checkpoint.BEST, *(path.name for path in two)]
     assert_whole(two[0], 5)
     assert_whole(two[1], 7)

@@ -241,6 +241,21 @@ def test_resume_without_checkpoint_restarts_run(tmp_path, unbroken):
     same(folder, unbroken("pqn"))
 
 
+def test_dry_run_of_resume_changes_no_file(tmp_path, unbroken, capsys):
+    """Another process may be writing a checkpoint; a resume itself removes what is half written."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    half = folder / paths.CHECKPOINTS / ".writing-step-000000009999"
+    half.mkdir()
+    (half / checkpoint.ARRAYS).write_text("half")
+    files = lambda: {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    before = files()
+    assert train.main(["--resume", str(folder), "--dry-run"]) == 0, capsys.readouterr().err
+    assert files() == before
+    fit(folder, resume=str(folder))
+    assert not half.exists()
+
+
 def test_resume_that_fails_to_compile_leaves_files_unchanged(tmp_path, unbroken, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
