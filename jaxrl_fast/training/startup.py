@@ -65,14 +65,21 @@ def compile_program(progress: RunProgress, terminal: Console, cache: Path | None
 
 
 def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
-    """Return the initial state or the saved one, and open the run's log at its step."""
+    """Return the initial state or the saved one, and open the run's log at its step.
+
+    From here on a resumed run trains, so its config.yaml is rewritten. The log reads the run's id from it.
+    """
     plan, seeds = progress.plan, np.asarray(progress.seeds, np.int32)
+    size = env_steps = None
     if plan.saved is None:
         state = compiled.init(seeds if len(seeds) > 1 else seeds[0])
-        progress.logger = RunLogger(plan, 0 if plan.settings.options.resume else None)
-        return state
-    state, host_state = progress.checkpoints.restore(plan.saved, compiled)
-    state = compiled.restart(state) if progress.checkpoints.resets_envs else state
-    progress.resume(host_state)
-    progress.logger = RunLogger(plan, host_state["metrics_size"], progress.env_steps)
+        size = 0 if plan.settings.options.resume else None
+    else:
+        state, host_state = progress.checkpoints.restore(plan.saved, compiled)
+        state = compiled.restart(state) if progress.checkpoints.resets_envs else state
+        progress.resume(host_state)
+        size, env_steps = host_state["metrics_size"], progress.env_steps
+    if plan.settings.options.resume:
+        summary.write_config(plan)
+    progress.logger = RunLogger(plan, size, env_steps)
     return state

@@ -49,7 +49,8 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
             terminal = resources.enter_context(contextlib.closing(make_console(options.log_level)))
         progress = RunProgress(plan)
         console.announce(plan, terminal)
-        write_config(plan)
+        if not options.resume:
+            write_config(plan)
         with contextlib.ExitStack() as while_training:
             use_cache = options.compile_cache and plan.env.on_device and not plan.agent.resources
             cache = while_training.enter_context(compile_cache.compile_cache(use_cache))

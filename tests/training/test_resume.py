@@ -208,10 +208,11 @@ def test_summary_status_is_running_while_resumed_run_trains(tmp_path, unbroken, 
 
 
 @pytest.mark.slow
-def test_failed_restore_leaves_summary_unchanged(tmp_path, unbroken, monkeypatch):
+def test_failed_restore_leaves_summary_and_config_unchanged(tmp_path, unbroken, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
-    before = (folder / "summary.json").read_bytes()
+    read = lambda: [(folder / name).read_bytes() for name in (paths.SUMMARY, paths.CONFIG)]
+    before = read()
 
     def fail(*_):
         raise MemoryError
@@ -219,7 +220,7 @@ def test_failed_restore_leaves_summary_unchanged(tmp_path, unbroken, monkeypatch
     monkeypatch.setattr(checkpointer.CheckpointManager, "restore", fail)
     with pytest.raises(MemoryError):
         fit(folder, resume=str(folder), total_steps=2400)
-    assert (folder / "summary.json").read_bytes() == before
+    assert read() == before
 
 
 def test_mark_running_ignores_missing_summary_and_warns_of_invalid_one(tmp_path, capsys):
@@ -259,7 +260,7 @@ def test_dry_run_of_resume_changes_no_file(tmp_path, unbroken, capsys):
 def test_resume_that_fails_to_compile_leaves_files_unchanged(tmp_path, unbroken, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
-    files = lambda: {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"}
+    files = lambda: {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     before = files()
     with monkeypatch.context() as patched:
         patched.setattr(program, "build", lambda *_: (_ for _ in ()).throw(RuntimeError("no room")))
