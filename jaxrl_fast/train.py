@@ -36,7 +36,7 @@ def execute(ready: plan.Plan) -> int:
     if outcome.failure:
         warnings.print_stderr(f"error: {outcome.failure}")
     if outcome.failed_outputs:
-        warnings.print_stderr(f"error: {outcome.folder}: {outcome.failed_outputs} could not be written")
+        warnings.print_stderr(f"error: {ready.shown(outcome.folder)}: {outcome.failed_outputs} could not be written")
     if outcome.failure or outcome.failed_outputs:
         return 1
     return 128 + outcome.signal if outcome.signal else 0

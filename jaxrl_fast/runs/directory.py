@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jaxrl_fast.types import Env
 
 
-def chosen(options: Options) -> Path | None:
-    """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists."""
+def chosen(options: Options, start: Path = Path()) -> Path | None:
+    """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists in `start`."""
     if options.run_dir and options.name:
         raise ValueError(f"--name {options.name} and --run-dir {options.run_dir} exclude each other; drop one")
     if options.run_dir:
@@ -30,29 +30,37 @@ def chosen(options: Options) -> Path | None:
         folder = paths.RUNS / options.name
     else:
         return None
-    if is_taken(folder):
+    if is_taken(start / folder):
         raise ValueError(_exists_message(folder))
     return folder
 
 
-def make(settings: Settings, env: "Env") -> Path:
+def make(settings: Settings, env: "Env", start: Path) -> Path:
     """Create the run's folder, which must not exist; a default name that exists gets a number.
+
+    Args:
+        settings: Those of the run.
+        env: Its environment, which may have changed the current directory.
+        start: The absolute directory that a relative folder is in.
+
+    Returns:
+        The folder, relative to `start` unless the user gave an absolute one.
 
     Raises:
         ValueError: If the folder exists or cannot be created.
     """
-    requested, first = chosen(settings.options), default(settings, env)
+    requested, first = chosen(settings.options, start), default(settings, env)
     for folder in [requested] if requested else [first, *(first.with_name(f"{first.name}-{i}") for i in range(2, 100))]:
         try:
-            folder.mkdir(parents=True)
+            (start / folder).mkdir(parents=True)
             return folder
         except FileExistsError:
-            if folder == requested and not is_taken(folder):
+            if folder == requested and not is_taken(start / folder):
                 return folder
         except OSError as error:
             reason = f"cannot create the folder {folder} ({error.strerror})"
             raise ValueError(f"--run-dir: {reason}; choose another") from error
-    raise ValueError(_exists_message(folder))
+    raise ValueError(_exists_message(start / folder))
 
 
 def default(settings: Settings, env: "Env") -> Path:

@@ -15,11 +15,12 @@ NEVER_NULL = ("env_steps", "num_envs", "num_seeds", "num_updates", "train_time_s
 NUMBER_ENDINGS = ("_mean", "_std", "_iqm", "_time_s", "_per_s", "_mb", "_threshold", "_to_solve", "_to_solve_s")
 
 
-def resume_command(folder: Path) -> str:
-    """Return the command that resumes a run. A part of a sweep is resumed with the sweep."""
+def resume_command(folder: Path, shown: Path | None = None) -> str:
+    """Return the command that resumes a run, with its folder as in `shown`. A sweep is resumed as a whole."""
+    shown = shown or folder
     if (folder.parent / SWEEP_FILE).is_file():
-        return f"{SWEEP} --resume {quote(str(folder.parent))}"
-    return f"{PROGRAM} --resume {quote(str(folder))}"
+        return f"{SWEEP} --resume {quote(str(shown.parent))}"
+    return f"{PROGRAM} --resume {quote(str(shown))}"
 
 
 def mark_running(folder: Path) -> None:

@@ -23,13 +23,18 @@ FAILED = "failed.json"
 class SweepPlan(NamedTuple):
     """A sweep whose combinations have been validated, and its folder."""
 
-    folder: Path
+    folder: Path  # absolute, because environments may change the current directory
     groups: Mapping[str, Group]  # by the name of the group's folder
     columns: tuple[str, ...]  # options in which members differ, except the seed
     scale: str
     base_num_envs: int
     sweep_options: options.SweepOptions = options.SweepOptions()
     log_level: str = "info"
+    place: Path | None = None  # the folder as it was given, if it differs
+
+    def shown(self, path: Path) -> Path:
+        """Return a path in the sweep's folder for a message: relative if the folder was given so."""
+        return (self.place or self.folder) / path.relative_to(self.folder)
 
 
 def read_plan(folder: Path) -> SweepPlan:
@@ -49,7 +54,8 @@ def read_plan(folder: Path) -> SweepPlan:
         groups = {_checked_name(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
         if not groups:
             raise LookupError("groups")
-        return SweepPlan(folder, groups, (*content["columns"],), content["scale"], content["base_num_envs"])
+        own = (*content["columns"],), content["scale"], content["base_num_envs"]
+        return SweepPlan(folder.absolute(), groups, *own, place=folder)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a valid sweep file ({type(error).__name__})") from error
 

@@ -3,6 +3,7 @@
 Only modules that read options are imported, so that error messages appear at once.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -206,7 +207,8 @@ def _calibrated(settings: Settings, found: dict[str, int]) -> Settings:
 
     key = repr(settings._replace(options=dataclasses.replace(settings.options, seed=0, num_seeds=1)))
     if key not in found:
-        found[key] = calibrate.choose(settings).options.num_envs
+        with contextlib.chdir("."):  # environments may change the current directory
+            found[key] = calibrate.choose(settings).options.num_envs
     return calibrate.with_count(settings, found[key])
 
 

@@ -20,7 +20,7 @@ from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import files, warnings
-from jaxrl_fast.utils.files import is_folder_name, path_of
+from jaxrl_fast.utils.files import current_folder, is_folder_name, path_of
 from jaxrl_fast.utils.importing import name_of
 
 ENV_COLUMNS = {"env", "env_options"}
@@ -33,7 +33,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
     Raises:
         ValueError: If any option or combination is not valid; the message is one line.
     """
-    sweep_options = request.own
+    sweep_options, start = request.own, current_folder()
     if sweep_options.launcher == "slurm":
         slurm.check(sweep_options.slurm_options)
     if request.resume:
@@ -51,7 +51,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
             sweep = _resume_same(request, folder)
         else:
             parts = _fitting(request.groups, request.columns)
-            sweep = _create(request, dict(_with_names(request.columns, parts)), folder)
+            sweep = _create(request, dict(_with_names(request.columns, parts)), folder, start)
     if sweep_options.retry:
         for name in sweep.groups:
             (sweep.folder / name / FAILED).unlink(missing_ok=True)
@@ -126,8 +126,10 @@ def _extended(sweep: SweepPlan, request: grid.SweepRequest) -> SweepPlan:
     longer = longer._replace(groups={**longer.groups, **dict(new)})
     lock = directory.claim(sweep.folder)
     try:
-        if read_plan(sweep.folder) != sweep:
-            raise ValueError(f"--resume {sweep.folder}: another process has extended the sweep; repeat the command")
+        if read_plan(sweep.folder)._replace(place=sweep.place) != sweep:
+            raise ValueError(
+                f"--resume {sweep.shown(sweep.folder)}: another process has extended the sweep; repeat the command"
+            )
         _keep_table(sweep, longer)
         _write(longer)
     finally:
@@ -172,8 +174,11 @@ def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
             yield {"seed": member.seed} | {k: v for k, v in content.items() if k not in MAY_DIFFER} | agent
 
 
-def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None) -> SweepPlan:
-    """Create the sweep's folder and write sweep.yaml. Raise ValueError if that is not possible."""
+def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None, start: Path) -> SweepPlan:
+    """Create the sweep's folder and write sweep.yaml. Raise ValueError if that is not possible.
+
+    A relative folder is in `start`, which is absolute. Environments may have changed the current directory since.
+    """
     option = _folder_option(request)
     exists = lambda chosen: f"{option}: the folder {chosen} exists; choose another {option}"
     settings = request.groups[0].settings
@@ -181,10 +186,10 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
     default = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     for chosen in [folder] if folder else [default, *(default.with_name(f"{default.name}-{i}") for i in range(2, 100))]:
         try:
-            chosen.mkdir(parents=True)
+            (start / chosen).mkdir(parents=True)
             break
         except FileExistsError:
-            if chosen == folder and not directory.is_taken(chosen):
+            if chosen == folder and not directory.is_taken(start / chosen):
                 break
         except OSError as error:
             raise ValueError(
@@ -192,10 +197,11 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
             ) from error
     else:
         raise ValueError(exists(chosen))
-    sweep = SweepPlan(chosen, groups, request.columns, request.own.scale, request.base_num_envs)
-    lock = directory.claim(chosen)
+    own = request.columns, request.own.scale, request.base_num_envs
+    sweep = SweepPlan(start / chosen, groups, *own, place=chosen)
+    lock = directory.claim(sweep.folder)
     try:
-        if directory.is_taken(chosen):  # another sweep may have taken it before the lock was taken
+        if directory.is_taken(sweep.folder):  # another sweep may have taken it before the lock was taken
             raise ValueError(exists(chosen))
         _write(sweep)
     finally:
@@ -267,7 +273,9 @@ def _check_env_names(sweep: SweepPlan) -> None:
         if re.search(r"[^\w./:-]", env):
             remedy = "resume with jaxrl_fast.sweep(...) and the same arguments"
             name = re.sub(r"<(?:class ')?(.+)\.(.+?)(?:'| object)>", r"\1:\2", env)
-            raise ValueError(f"--resume {sweep.folder}: its environment was given as an object ({name}); {remedy}")
+            raise ValueError(
+                f"--resume {sweep.shown(sweep.folder)}: its environment was given as an object ({name}); {remedy}"
+            )
 
 
 def _check_no_env_objects(request: grid.SweepRequest) -> None:

@@ -41,7 +41,8 @@ def write_report(sweep: SweepPlan) -> list[str]:
                 saved.append(name)
         replace(sweep.folder / SWEEP_REPORT, as_markdown(sweep, table, saved))
     lines = [line.replace("**", "") for line in ranking(sweep, table)]
-    return [*lines, f"  report {sweep.folder / SWEEP_REPORT}   table {sweep.folder / SWEEP_TABLE}"]
+    report, table_file = (sweep.shown(sweep.folder / name) for name in (SWEEP_REPORT, SWEEP_TABLE))
+    return [*lines, f"  report {report}   table {table_file}"]
 
 
 def as_markdown(sweep: SweepPlan, table: Sequence[Row], figure_names: Sequence[str]) -> str:
@@ -61,7 +62,7 @@ def as_markdown(sweep: SweepPlan, table: Sequence[Row], figure_names: Sequence[s
     lines += [*_table(sweep, table), ""]
     lines += [f"![{Path(name).stem.replace('_', ' ')}]({name})\n" for name in figure_names]
     not_done = [r for r in table if r["status"] != "done"]
-    command = f"{SWEEP} --resume {quote(str(sweep.folder))}"
+    command = f"{SWEEP} --resume {quote(str(sweep.shown(sweep.folder)))}"
     if not_done:
         lines += ["## Not done", ""]
         named = lambda r: grid.words({c: r[c] for c in (*sweep.columns, "seed")})

@@ -35,14 +35,15 @@ def execute(sweep: SweepPlan) -> int:
         announce(sweep, terminal)
         if sweep.sweep_options.launcher == "slurm":
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.sweep_options.slurm_options)
-            terminal.print(f"{len(jobs)} jobs submitted; each rewrites {sweep.folder / paths.SWEEP_TABLE} at its end")
+            table = sweep.shown(sweep.folder / paths.SWEEP_TABLE)
+            terminal.print(f"{len(jobs)} jobs submitted; each rewrites {table} at its end")
             return 0
         run = run_workers if sweep.sweep_options.workers > 1 else work_loop
         signal, num_unsaved = run(sweep, terminal)
         written = write_results(report.write_report, sweep)
         for line in written or ():
             terminal.print(line)
-        command = f"{names.SWEEP} --resume {quote(str(sweep.folder))}"
+        command = f"{names.SWEEP} --resume {quote(str(sweep.shown(sweep.folder)))}"
         left = unfinished(sweep)
         if left:
             terminal.print(f"  {formatting.counted(len(left), 'program')} left; resume with  {command}")
@@ -76,7 +77,7 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
         warnings.warn(line)
     for note in single_numbers(sweep):
         terminal.print(note)
-    terminal.print(f"sweep  {sweep.folder}")
+    terminal.print(f"sweep  {sweep.shown(sweep.folder)}")
 
 
 def unused(sweep: SweepPlan) -> list[str]:

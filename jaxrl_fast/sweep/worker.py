@@ -68,7 +68,8 @@ def write_results(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
         return write(sweep)
     except OSError as error:
         reason = error.strerror or error
-        warnings.warn(f"the results in {sweep.folder} could not be written ({reason}); --resume writes them")
+        where = sweep.shown(sweep.folder)
+        warnings.warn(f"the results in {where} could not be written ({reason}); --resume writes them")
 
 
 def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> dict[str, Any] | None:

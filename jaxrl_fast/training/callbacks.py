@@ -93,9 +93,9 @@ class CallbackRunner:
         """Raise the exception of a callback, after printing its place and how to resume the run."""
         if self.error is None:
             return
-        last = progress.checkpoints.last
-        saved = f"the run is saved in {last}" if last else "the run has no checkpoint"
-        again = f"resume it with jaxrl_fast.fit(resume={str(progress.plan.folder)!r})"
+        last, plan = progress.checkpoints.last, progress.plan
+        saved = f"the run is saved in {plan.shown(last)}" if last else "the run has no checkpoint"
+        again = f"resume it with jaxrl_fast.fit(resume={str(plan.shown(plan.folder))!r})"
         warnings.print_stderr(f"error: {self.problem}; {saved}; {again}")
         progress.failure, progress.status = progress.failure or self.problem, "failed"
         raise self.error

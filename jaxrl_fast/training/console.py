@@ -112,8 +112,9 @@ def announce(plan: Plan, terminal: Console) -> None:
     _print_sizes(plan, terminal)
     if options.resume:
         terminal.print(f"resume  {_from_where(plan)}")
-    watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
-    terminal.print(f"run  {plan.folder}{watch}")
+    folder = plan.shown(plan.folder)
+    watch = f"   watch: uvx tensorboard --logdir {quote(str(folder.parent))}" if options.tensorboard else ""
+    terminal.print(f"run  {folder}{watch}")
     if why := why_no_c():
         terminal.print(f"C kernels are unavailable ({why}); layers are computed by XLA, which is slower")
     if gpu_unused():
@@ -153,6 +154,7 @@ def _from_where(plan: Plan) -> str:
         warnings.warn(wrong)
     if plan.saved is None:
         return "from the beginning: there is no checkpoint"
+    where = plan.shown(plan.saved.folder)
     before, now = plan.saved.manifest["meta"], fingerprint.fingerprint()
     flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
     old, new = flat(before), flat(now)
@@ -166,12 +168,10 @@ def _from_where(plan: Plan) -> str:
     )
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
-        return f"at its end, step {at}; more --total-steps extend it ({plan.saved.folder})"
+        return f"at its end, step {at}; more --total-steps extend it ({where})"
     resets = plan.settings.options.exact_resume or not plan.saved.manifest["exact"]
     restarts = "; its episodes are reset" if resets and not plan.env.on_device else ""
-    return (
-        f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{restarts}"
-    )
+    return f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({where}){longer}{restarts}"
 
 
 @contextlib.contextmanager
@@ -235,7 +235,7 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
         parts.append(formatting.sparkline([r["return_mean"] for r in files.read_metrics(folder)]))
     write(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
     if (folder / paths.CURVE).is_file():
-        write(f"  curve  {folder / paths.CURVE}")
+        write(f"  curve  {plan.shown(folder / paths.CURVE)}")
     if command := resume_command(plan, summary):
         write(f"  resume  {command}")
 
@@ -253,7 +253,7 @@ def resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
     options = plan.settings.options
     if not summary["last_checkpoint"] or not isinstance(options.env, str):
         return ""
-    command = files.resume_command(plan.folder)
+    command = files.resume_command(plan.folder, plan.place)
     if summary["status"] == "stopped" or plan.members:
         return command if summary["status"] == "stopped" else ""
     complete = summary["status"] == "done" and summary["num_updates"] == plan.num_updates

@@ -3,6 +3,7 @@
 Nothing is compiled yet.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from importlib import util
@@ -18,6 +19,7 @@ from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
 from jaxrl_fast.utils import devices, locks
+from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.parsing import parse_period
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.types import Agent, Env
 
 
+FOLDERS = ("run_dir", "resume", "replay_dir")  # options
 MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
 
 RESERVED_METRICS = (  # names in every record, which an agent's metrics cannot have
@@ -54,7 +57,7 @@ class Plan(NamedTuple):
     eval_env: "Env"
     num_updates: int
     steps_per_update: int
-    folder: Path
+    folder: Path  # absolute, because environments and callbacks may change the current directory
     lock: locks.Lock | None = None  # on the folder
     needs: "MemoryEstimate | None" = None
     saved: "Checkpoint | None" = None  # the checkpoint to resume from
@@ -62,6 +65,11 @@ class Plan(NamedTuple):
     members: tuple[Member, ...] = ()  # the members that train together; () for consecutive seeds
     varied: Varied | None = None  # the hyperparameters in which members differ, if any
     replay_note: str = ""  # where the replay's observations lie, if not on the device
+    place: Path | None = None  # the folder as it was given, if it differs
+
+    def shown(self, path: Path) -> Path:
+        """Return a path in the run's folder for a message: relative if the folder was given so."""
+        return (self.place or self.folder) / path.relative_to(self.folder)
 
     def release(self) -> None:
         """Release the lock on the folder."""
@@ -78,12 +86,13 @@ def decide_num_envs(settings: Settings) -> Settings:
     check_devices(settings.options)
     from jaxrl_fast.training import calibrate
 
-    return calibrate.choose(settings)
+    with contextlib.chdir("."):  # environments may change the current directory
+        return calibrate.choose(settings)
 
 
 def make_plan(settings: Settings) -> Plan:
     """Check everything, then make the run's folder and lock it. Raise a one-sentence ValueError for any mistake."""
-    options = settings.options
+    options, start = settings.options, current_folder()
     check_services(options)
     lock = directory.claim(Path(options.resume)) if options.resume else None
     try:
@@ -93,31 +102,35 @@ def make_plan(settings: Settings) -> Plan:
         if options.resume:
             replay_dir.relink(Path(options.resume), of_replay)
         ready = validate_plan(settings)
-        folder = ready.folder if options.resume else directory.make(ready.settings, ready.env)
+        place = Path(options.resume) if options.resume else directory.make(settings, ready.env, start)
     except BaseException:
         if lock:  # a notebook keeps the error, and the error keeps the lock alive
             lock.release()
         raise
+    folder = start / place
     if lock is None:
         lock = directory.claim(folder)
         directory.check_free(folder, lock)
         replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.resources])
-    return ready._replace(folder=folder, lock=lock)
+    return ready._replace(folder=folder, lock=lock, place=place)
 
 
 def dry_plan(settings: Settings) -> Plan:
     """Check everything as `make_plan` does, without a folder and a lock. Nothing is written."""
+    start = current_folder()
     check_services(settings.options)
-    folder = None if settings.options.resume else directory.chosen(settings.options)
+    place = Path(settings.options.resume) if settings.options.resume else directory.chosen(settings.options)
     replay_dir.chosen(settings.options)
     ready = validate_plan(settings)
-    if settings.options.resume:
-        return ready
-    return ready._replace(folder=folder or directory.default(ready.settings, ready.env))
+    place = place or directory.default(settings, ready.env)
+    return ready._replace(folder=start / place, place=place)
 
 
 def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
-    """Return a plan without a new run's folder and without a lock. Nothing is written."""
+    """Return a plan without a new run's folder and without a lock. Nothing is written.
+
+    Its options name folders by absolute paths, because making an environment may change the current directory.
+    """
     from jaxrl_fast.parallel import program
     from jaxrl_fast.runs import checkpoint
     from jaxrl_fast.training import build, memory, replay_storage
@@ -132,7 +145,12 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     if saved:
         config, folder = saved.manifest["config"], Path(options.resume)
         resume.check_unchanged(settings, config, folder, saved.folder, decided=not members)
+        saved = saved._replace(folder=saved.folder.absolute())
     check_unsolved(options, saved)
+    absolute: dict[str, Any] = {
+        name: str(Path(text).absolute()) for name in FOLDERS if (text := getattr(options, name))
+    }
+    settings = settings._replace(options=dataclasses.replace(options, **absolute))
     algorithm = build.load_algorithm(settings)
     rollout_length = common.rollout_length(settings.agent, options.num_envs)
     steps_per_update = rollout_length * options.num_envs

@@ -196,7 +196,7 @@ class Trainer:
             self.progress.join_checkpoint()
             if self.checkpoints.saved_at(self.env_steps):
                 saved = f"saved at step {self.env_steps}, before the environment failed"
-                print_stderr(f"{saved}; resume: {files.resume_command(self.plan.folder)}")
+                print_stderr(f"{saved}; resume: {files.resume_command(self.plan.folder, self.plan.place)}")
             raise
 
     def submit(self, limit: int) -> None:
@@ -232,7 +232,8 @@ class Trainer:
         of_member = member if len(self.progress.seeds) > 1 else None
         env_is_cause = not (returns_are_finite and divergence.envs_are_finite(self.dispatcher.state, of_member))
         env_id, quarantine = name_of(self.options.env), self.options.quarantine
-        advice = divergence.advise(env_id, self.checkpoints.last, env_is_cause, quarantine)
+        last = self.checkpoints.last and self.plan.shown(self.checkpoints.last)
+        advice = divergence.advise(env_id, last, env_is_cause, quarantine)
         self.progress.failure = self.progress.failure or f"{where}; {advice}"
 
     def record(self, **which: Any) -> None:

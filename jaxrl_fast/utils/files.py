@@ -94,6 +94,14 @@ def is_folder_name(name: str) -> bool:
     return Path(name).name == name and name != ".." and not name.isspace()
 
 
+def current_folder() -> Path:
+    """Return the absolute current directory; "." if it has been deleted, so that absolute paths still work."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()
+
+
 def path_of(text: str, option: str = "") -> Path:
     """Return a path with ~ expanded. Raise ValueError if it is not valid: an unknown user, or a name that is too long.
 

@@ -252,7 +252,7 @@ def place(tmp_path_factory):
     (folder / "broken" / "sweep.yaml").write_text("format: 2\ngroups: 3\n")
     asked = ask("ppo --num-envs 1,8")
     groups = dict(prepare._with_names(asked.columns, list(asked.groups)))
-    prepare._create(asked, groups, folder / "sweeps" / "a_sweep")
+    prepare._create(asked, groups, folder / "sweeps" / "a_sweep", Path())
     content = yaml.safe_load((folder / "sweeps" / "a_sweep" / "sweep.yaml").read_text())
     for run in (folder / "a_run", folder / "sweeps" / "a_sweep" / "01"):
         run.mkdir()
@@ -561,13 +561,37 @@ def test_resumed_sweep_of_env_instance_warns(tmp_path, monkeypatch, capsys):
     """Check that a class, which has an unambiguous name, does not warn."""
     monkeypatch.chdir(tmp_path)
     options = dict(algo="ppo", env=CartPole(), num_envs=[2, 4], name="swept")
-    folder = prepare.prepare(grid.from_keywords(**options)).folder
+    prepare.prepare(grid.from_keywords(**options))
     prepare.prepare(grid.from_keywords(**options | {"env": CartPole()}))
     message = "was trained on environment instances; make sure that the given ones are the same\n"
-    assert capsys.readouterr().err == f"warning: {folder} {message}"
+    assert capsys.readouterr().err == f"warning: sweeps/swept {message}"
     options |= {"env": CartPole, "name": "other"}
     assert prepare.prepare(grid.from_keywords(**options)) == prepare.prepare(grid.from_keywords(**options))
     assert not capsys.readouterr().err
+
+
+class WanderingCartPole(CartPole):
+    """Change the current directory when it is made."""
+
+    def __init__(self):
+        super().__init__()
+        os.chdir("/")
+
+
+@pytest.mark.parametrize("options", [{"name": "swept"}, {"sweep_dir": "sweeps/swept"}, {}])
+def test_sweep_stays_in_one_folder_when_current_directory_changes(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: os.chdir("/") or "done"))
+    monkeypatch.setattr(trainer, "execute", Pretence.execute)
+    made = dict(algo="ppo", env=WanderingCartPole, num_envs=[2, 4], **options)
+    for _ in range(2 if options else 1):  # the second time, it is resumed
+        monkeypatch.chdir(tmp_path)
+        swept = jaxrl_fast.sweep(**made)
+    assert swept.folder.parent == tmp_path / "sweeps" and [row["status"] for row in swept.results] == ["done"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"sweeps"} and not Path("/sweeps").exists()
+    assert {"01_num_envs-2", "02_num_envs-4", "sweep.yaml", "results.csv"} <= {p.name for p in swept.folder.iterdir()}
+    said = capsys.readouterr().out
+    assert f"sweep  sweeps/{swept.folder.name}" in said and f"report sweeps/{swept.folder.name}/report.md" in said
+    assert str(tmp_path) not in said
 
 
 def test_member_settings_ignore_object_address():

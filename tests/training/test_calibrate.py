@@ -1,6 +1,8 @@
 """Test --num-envs auto: which counts are tried, which is chosen, and that the run uses the chosen number."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -12,6 +14,7 @@ from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
+from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import calibrate, plan, summary
 from jaxrl_fast.training.calibrate import Trial
 from tests.helpers import run_chunks_by
@@ -171,6 +174,17 @@ def test_auto_num_envs_saves_chosen_number_and_resumes_with_it(tmp_path, monkeyp
     again.lock.release()
     with pytest.raises(ValueError, match="num_envs: a resume cannot change it from 16, got auto"):
         jaxrl_fast.fit(resume=str(folder), num_envs="auto")
+
+
+def test_auto_num_envs_keeps_current_directory(tmp_path, monkeypatch):
+    """The environments of its trials may change it, and the run's folder is relative to it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibrate, "choose", lambda settings: os.chdir("/") or calibrate.with_count(settings, 2))
+    ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", "run"])
+    ready.lock.release()
+    assert ready.folder == tmp_path / "run" and ready.folder.is_dir()
+    (group,) = grid.from_command_line(["ppo", "--num-envs", "auto"]).groups
+    assert group.settings.options.num_envs == 2 and Path.cwd() == tmp_path
 
 
 def test_search_starts_with_num_envs_of_preset(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """Test callbacks: their arguments, how they stop a run, and that they do not change results."""
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from gymnax.environments.classic_control.cartpole import CartPole
 
 import jaxrl_fast
 from jaxrl_fast.config import paths
@@ -183,6 +185,39 @@ def test_fit_rejects_invalid_callbacks(callbacks, words, tmp_path):
     with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
         jaxrl_fast.fit(**TINY, run_dir=str(tmp_path / "run"), callbacks=callbacks)
     assert not list(tmp_path.iterdir())
+
+
+class Wanderer(jaxrl_fast.Callback):
+    """Change the current directory at every record."""
+
+    def on_record(self, records, state):
+        os.chdir("/")
+
+
+class WanderingCartPole(CartPole):
+    """Change the current directory when it is made."""
+
+    def __init__(self):
+        super().__init__()
+        os.chdir("/")
+
+
+@pytest.mark.parametrize("env, callbacks", [("CartPole-v1", [Wanderer()]), (WanderingCartPole, [])])
+def test_run_stays_in_one_folder_when_current_directory_changes(env, callbacks, tmp_path, monkeypatch, capsys):
+    made = {"callbacks": callbacks, "env": env, "log_level": "info"}
+    monkeypatch.chdir(tmp_path)
+    run = jaxrl_fast.fit(**TINY | made | {"total_steps": 400}, run_dir="here/run")
+    assert os.getcwd() == "/" and run.folder == tmp_path / "here" / "run"
+    monkeypatch.chdir(tmp_path)
+    jaxrl_fast.fit(resume="here/run", total_steps=800, **made)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"] and not Path("/here").exists()
+    files = {path.name for path in run.folder.iterdir()}
+    assert files >= {paths.CONFIG, paths.METRICS, paths.SUMMARY, paths.CURVE, paths.CHECKPOINTS}
+    assert run.metrics[-1]["env_steps"] == 832 and jaxrl_fast.Run.open(run.folder).summary["env_steps"] == 832
+    said = capsys.readouterr().out
+    for words in ("run  here/run", "curve  here/run/curve.png", "(here/run/checkpoints/step-000000000448)"):
+        assert words in said
+    assert str(tmp_path) not in said
 
 
 @pytest.mark.slow
