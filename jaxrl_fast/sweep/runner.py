@@ -124,7 +124,8 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
             status = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]
             terminal.print(f"{len(reported)}/{len(sweep.groups)}  {name} · {status}")
 
-    command = [sys.executable, "-c", WORKER_CODE, str(sweep.folder), str(os.getpid())]
+    own = str(sweep.folder), str(os.getpid()), str(sweep.sweep_options.workers)
+    command = [sys.executable, "-c", WORKER_CODE, *own]
     processes: list[subprocess.Popen] = []
     stopped: list[int] = []
 

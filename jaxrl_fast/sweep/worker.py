@@ -143,13 +143,16 @@ def run_group_by_name(folder: str, name: str) -> str:
     return result["message"] if result else "nothing to do"
 
 
-def worker_main(folder: str, parent: str) -> int:
-    """Run groups of the sweep in `folder` until the process with id `parent` has ended. Return the exit status."""
+def worker_main(folder: str, parent: str, workers: str) -> int:
+    """Run groups of the sweep in `folder` until the process with id `parent` has ended. Return the exit status.
+
+    The cores are shared with all `workers` processes.
+    """
     from jaxrl_fast.parallel import placement
 
     signals.stop_with_parent(int(parent))
     sweep = read_plan(Path(folder))
-    placement.share_cores(sweep.sweep_options.workers)
+    placement.share_cores(int(workers))
     offer_devices(group.settings for group in sweep.groups.values())
     signal, num_unsaved = work_loop(sweep, QuietConsole())
     return 1 if num_unsaved else 128 + signal if signal else 0

@@ -22,13 +22,14 @@ from jaxrl_fast import evaluate
 from jaxrl_fast.config import load
 from jaxrl_fast.config import settings as config_settings
 from jaxrl_fast.config.population import Member, by_member
+from jaxrl_fast.parallel import placement
 from jaxrl_fast.plotting import sweep_figures
 from jaxrl_fast.runs import checkpoint, files
-from jaxrl_fast.sweep import __main__, directory, grid, prepare, runner, slurm
+from jaxrl_fast.sweep import __main__, directory, grid, prepare, runner, slurm, worker
 from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.training import memory, trainer
-from jaxrl_fast.utils import devices, locks
+from jaxrl_fast.utils import devices, locks, signals
 from tests.helpers.sweeps import TINY, Pretence
 
 ROOT = Path(__file__).parents[2]
@@ -803,6 +804,19 @@ def test_resumed_sweep_offers_devices_of_all_groups(tmp_path):
     assert done.returncode == 0, done.stderr
     parts = sorted((tmp_path / "sweeps" / "x").glob("*/summary.json"))
     assert [json.loads(part.read_text())["num_shards"] for part in parts] == [1, 2]
+
+
+def test_workers_share_cores(fake_training, tmp_path, monkeypatch):
+    """Run a worker here, with the arguments of a worker process."""
+    line, _ = fake_training
+    code = f"import json, os, sys; open(f'{tmp_path}/{{os.getpid()}}.json', 'w').write(json.dumps(sys.argv[1:]))"
+    monkeypatch.setattr(runner, "WORKER_CODE", code)
+    __main__.main([*line, "--workers", "3"])
+    arguments = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    monkeypatch.setattr(signals, "stop_with_parent", lambda parent: None)
+    monkeypatch.setitem(placement.CORE_SHARE, "processes", 1)
+    assert len(arguments) == 3 and worker.worker_main(*arguments[0]) == 0
+    assert placement.CORE_SHARE["processes"] == 3
 
 
 def test_killed_workers_are_reported(fake_training, monkeypatch, capsys):
