@@ -71,6 +71,11 @@ class Settings(NamedTuple):
         """Return the algorithm's name for folders and titles: without the package if it is custom."""
         return self.algo.rpartition(".")[2]
 
+    def value(self, name: str) -> Any:
+        """Return the value of an option, "num_envs" or "agent.gamma"; None if there is no such option."""
+        last = name.removeprefix("agent.")
+        return getattr(self.options if last == name else self.agent, last, None)
+
 
 def request(algo: str, written: Sequence[Setting]) -> Request:
     """Return the request of an algorithm and settings, with the settings of its preset."""

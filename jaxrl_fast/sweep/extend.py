@@ -9,7 +9,6 @@ import itertools
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.paths import SWEEP_FILE
@@ -101,7 +100,7 @@ def _with_old_values(trainings: Sequence[Settings], given: Axes, known: Mapping[
     axes = {}
     for name, settings in given.items():
         old = values.without_repeats(
-            known[name], [values.setting_of(name, _value(training, name)) for training in trainings]
+            known[name], [values.setting_of(name, training.value(name)) for training in trainings]
         )
         both = values.without_repeats(known[name], [*old, *settings])
         if len(both) > len(old):
@@ -116,7 +115,7 @@ def _missing(trainings: Sequence[Settings], axes: Axes, columns: Sequence[str]) 
     solved threshold from the environment, and are those of the training that is copied.
     """
     names = [*dict.fromkeys((*columns, *axes, "seed"))]
-    of = lambda settings, chosen: repr([_value(settings, name) for name in chosen])
+    of = lambda settings, chosen: repr([settings.value(name) for name in chosen])
     bases: dict[str, list[Settings]] = {}  # by all other values
     for training in trainings:
         bases.setdefault(of(training, [name for name in names if name not in axes]), []).append(training)
@@ -134,13 +133,7 @@ def _missing(trainings: Sequence[Settings], axes: Axes, columns: Sequence[str]) 
             given = [convert(known[setting.name], setting) for setting in combination]
             base = same_values.get(repr(given)) or same_env.get(dict(zip(others, given)).get("env"), similar[0])
             asked = with_algorithm(Request("", "", from_mapping(to_mapping(base)), []), SWEEP_FILE)
-            fixed = [values.setting_of(name, _value(base, name)) for name in columns if name == "solved_threshold"]
+            fixed = [values.setting_of(name, base.value(name)) for name in columns if name == "solved_threshold"]
             one = {setting.name: [setting] for setting in combination} | {n: axes[n] for n in axes if n == "seed"}
             found += [each for each in grid.resolve_all(asked, fixed, one) if of(each, names) not in existing]
     return found
-
-
-def _value(settings: Settings, name: str) -> Any:
-    """Return the value of an option: "num_envs", "agent.gamma"."""
-    last = name.removeprefix("agent.")
-    return getattr(settings.options if last == name else settings.agent, last)

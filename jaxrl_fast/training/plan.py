@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 FOLDERS = ("run_dir", "resume", "replay_dir")  # options
+DECIDED = resume.DECIDED_BY_ENV + resume.DECIDED_BY_MEMORY
 MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
 
 RESERVED_METRICS = (  # names in every record, which an agent's metrics cannot have
@@ -65,6 +66,7 @@ class Plan(NamedTuple):
     members: tuple[Member, ...] = ()  # the members that train together; () for consecutive seeds
     varied: Varied | None = None  # the hyperparameters in which members differ, if any
     replay_note: str = ""  # where the replay's observations lie, if not on the device
+    decided: tuple[str, ...] = ()  # options whose values follow from the environment and the free memory
     place: Path | None = None  # the folder as it was given, if it differs
 
     def shown(self, path: Path) -> Path:
@@ -137,7 +139,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
 
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
-    options = settings.options
+    options, asked = settings.options, settings
     drop = options.on_damaged_replay == "drop"
     saved, damaged = directory.checkpoint_to_resume(Path(options.resume), drop) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
@@ -195,6 +197,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         members=members,
         varied=varied,
         replay_note=replay_note,
+        decided=tuple(name for name in DECIDED if asked.value(name) != settings.value(name)),
     )
 
 

@@ -42,6 +42,7 @@ def write_config(plan: "Plan") -> None:
         "num_grad_workers": plan.placement.num_grad_workers,
         "device": devices.device(),
         "versions": fingerprint.versions(),
+        "decided": list(plan.decided),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if not isinstance(options.env, (str, type)):
         now["env_is_an_object"] = True  # the environment may not be rebuilt from its id

@@ -255,6 +255,47 @@ def test_protocol_option_resets_reward_clipping_of_run_config(tmp_path, protocol
     assert parse(f"--config {path} {line}").agent.clip_rewards is (True if "--agent" in line else clip)
 
 
+@pytest.mark.parametrize(
+    ("changes", "decided", "expected"),
+    [
+        ({}, ["protocol", "quarantine", "agent.clip_rewards", "agent.replay_storage"], ("", None, None, "auto")),
+        ({}, ["quarantine"], ("dqn2015", None, True, "disk")),  # the others were given
+        ({}, None, ("", None, None, "disk")),  # a file of an earlier version: by their values
+        ({"protocol": "machado2018", "quarantine": True}, None, ("machado2018", True, True, "disk")),
+    ],
+)
+def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, changes, decided, expected):
+    path = tmp_path / "config.yaml"
+    content = {"algo": "dqn", "env": "envpool/Pong-v5", "protocol": "dqn2015", "quarantine": False} | changes
+    content |= {"agent": {"clip_rewards": True, "replay_storage": "disk"}, "num_envs": 4}
+    path.write_text(
+        yaml.safe_dump(content | {"meta": {"format": 2} | ({} if decided is None else {"decided": decided})})
+    )
+    of = lambda read: (
+        read.options.protocol,
+        read.options.quarantine,
+        read.agent.clip_rewards,
+        read.agent.replay_storage,
+    )
+    other = parse(f"--config {path} --env envpool/Breakout-v5")
+    assert of(other) == expected and other.options.num_envs == 4
+    assert of(parse(f"--config {path}")) == (*(content[n] for n in ("protocol", "quarantine")), True, "disk")
+    path.write_text(yaml.safe_dump(content))  # a preset of a user, whose values are explicit
+    assert of(parse(f"--config {path} --env envpool/Breakout-v5")) == of(parse(f"--config {path}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "decided"),
+    [
+        ("dqn --env CartPole-v1", ("quarantine", "agent.replay_storage")),
+        ("dqn --env CartPole-v1 --quarantine --agent.replay-storage device", ()),
+        ("ppo --env CartPole-v1", ("quarantine",)),
+    ],
+)
+def test_plan_names_options_that_it_decided(line, decided):
+    assert plan.validate_plan(parse(f"{line} --num-envs 2")).decided == decided
+
+
 def test_preset_is_read_from_standard_input(monkeypatch):
     pipe = lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     pipe("env: Acrobot-v1\nagent: {gamma: 0.5}\n")
