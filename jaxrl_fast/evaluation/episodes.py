@@ -1,5 +1,6 @@
 """Evaluate the policy of a run in new episodes and write the returns to evaluation.json."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +53,20 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
         env: The environment, if it cannot be made from its name in config.yaml.
 
     Returns:
-        A `saved_run.SavedRun` with `eval_envs` environments, or as many as training explores in with `options.explore`.
+        A `saved_run.SavedRun` with as many environments as evaluations have in training, apart from the number of
+        episodes, or as many as training explores in with `options.explore`.
 
     Raises:
         ValueError: If the run, a checkpoint, the seed or the member does not exist.
     """
     from jaxrl_fast.config import resume
     from jaxrl_fast.evaluation import match, policy, saved_run
+    from jaxrl_fast.training import build
 
     run_options = resume.of_run(folder).options
-    num_envs = (
-        policy.num_exploration_envs(run_options) if options.explore else min(run_options.eval_envs, options.episodes)
-    )
+    as_here = dataclasses.replace(run_options, eval_episodes=options.episodes)
+    for_evaluation = lambda on_device: build.num_eval_envs(as_here, as_here.eval_envs, on_device)
+    num_envs = policy.num_exploration_envs(run_options) if options.explore else for_evaluation
     settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed, options.env_options, options.protocol)
     saved = saved_run.read_run(folder, options.which, settings, envs, options.member)
     saved = saved if options.seed is None else saved_run.select_seed(saved, options.seed)

@@ -1,7 +1,7 @@
 """Read the learners of a run from a checkpoint in its folder."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -45,14 +45,15 @@ class SavedRun(NamedTuple):
 def open_env(
     folder: Path,
     env: Any = None,
-    num_envs: int = 1,
+    num_envs: int | Callable[[bool], int] = 1,
     play_seed: int = 0,
     env_options: Mapping[str, Any] = MappingProxyType({}),
     protocol: AtariProtocol = "",
 ) -> tuple[Settings, Env]:
     """Return the run's settings and `num_envs` environments for evaluation; `play_seed` seeds those on the host.
 
-    `env_options` and `protocol`, if given, replace the options of training.
+    `num_envs` may be a function of whether the environments are on the device. `env_options` and `protocol`, if given,
+    replace the options of training.
 
     Raises:
         ValueError: If no run is there, or the environments cannot be made or have other observations or actions.
@@ -64,10 +65,13 @@ def open_env(
     changed = dataclasses.replace(
         options, env_options=options.env_options | dict(env_options), protocol=protocol or options.protocol
     )
-    make = lambda options, num_envs: envs.make(
-        options.env, num_envs, build.host_env_config(options, build.WATCHING, play_seed), **options.env_options
-    )
-    made = make(changed, num_envs)
+    config_of = lambda options: build.host_env_config(options, build.WATCHING, play_seed)
+    make = lambda options, num_envs: envs.make(options.env, num_envs, config_of(options), **options.env_options)
+    count = num_envs if callable(num_envs) else lambda on_device: num_envs
+    made = make(changed, count(True))
+    if count(made.on_device) != count(True):
+        assert made.resize, "envs.make provides it"
+        made = made.resize(count(made.on_device), config_of(changed))
     if env_options or protocol:
         before = make(options, 1).spec
         for what in ("obs", "action"):

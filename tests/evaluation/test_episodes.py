@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 from jaxrl_fast import cli, evaluate
-from jaxrl_fast.evaluation import episodes
+from jaxrl_fast.evaluation import episodes, saved_run
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.utils import compile_cache
 
@@ -30,6 +31,24 @@ def test_evaluation_does_not_cache_programs_of_host_envs(wanted, on_device, monk
     with pytest.raises(Reached) as reached:
         episodes.evaluate_run(saved, episodes.Options())
     assert bool(reached.value.args[0]) == (wanted and on_device)
+
+
+@pytest.mark.parametrize(
+    ("env", "given", "options", "expected"),
+    [
+        ("gymnasium/CartPole-v1", {}, {}, 2),  # each takes time to make
+        ("gymnasium/CartPole-v1", {"eval_envs": 5}, {}, 5),
+        ("gymnasium/CartPole-v1", {}, {"episodes": 1}, 1),
+        ("gymnasium/CartPole-v1", {"eval_episodes": 1}, {}, 2),
+        ("gymnax/CartPole-v1", {}, {}, 128),
+        ("gymnax/CartPole-v1", {}, {"explore": True}, 2),
+    ],
+)
+def test_evaluation_has_as_many_environments_as_in_training(env, given, options, expected, tmp_path, monkeypatch):
+    config = {"algo": "ppo", "env": env, "num_envs": 2, "meta": {"format": 2}} | given
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(saved_run, "read_run", lambda folder, which, settings, env, member: env)
+    assert episodes.open_run(tmp_path, episodes.Options(**options)).spec.num_envs == expected
 
 
 def test_seed_option_accepts_0_to_2147483647():
