@@ -152,6 +152,8 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
     if size_now < size:
         problem = f"{paths.METRICS} has {size_now} bytes, but had {size} when {saved.folder} was saved"
         raise ValueError(f"--resume {folder}: {problem}; restore the file")
+    if not size:  # it was saved before the first record, and the file may be missing
+        return
     with path.open("rb") as file:
         known = file.read(size)
     if b"\r" in known or known[-1:] not in (b"", b"\n"):  # to continue after `size` bytes would cut a line

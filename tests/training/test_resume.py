@@ -282,6 +282,18 @@ def test_resume_rejects_truncated_metrics(tmp_path, unbroken, capsys):
     assert path.read_bytes() == before
 
 
+def test_resume_from_before_the_first_record_needs_no_metrics(tmp_path):
+    folder = tmp_path / "run"
+    fit(folder, log_every=1600, keep_checkpoints=9)
+    others = checkpoint.folders(folder / paths.CHECKPOINTS)[1:]
+    before = records(folder)
+    for newer in others:
+        shutil.rmtree(newer)
+    (folder / paths.METRICS).unlink()
+    fit(folder, resume=str(folder))
+    assert records(folder) == before
+
+
 def test_resume_rejects_metrics_with_converted_line_endings(tmp_path, unbroken, capsys):
     """An editor wrote CRLF, so the size stored with the checkpoint would end within a line."""
     folder = tmp_path / "run"
