@@ -54,7 +54,8 @@ def name_of(env: Any) -> str:
     if isinstance(env, str):
         return env
     named = env[0] if isinstance(env, tuple) else env
-    named = named if hasattr(named, "__qualname__") else type(named)
+    is_named = hasattr(named, "__qualname__") and hasattr(named, "__module__")  # a generator has no module
+    named = named if is_named else type(named)
     return f"{named.__module__}:{named.__qualname__}"
 
 

@@ -794,6 +794,15 @@ def test_preset_from_python_must_be_name_or_file(train_with, place, monkeypatch)
     assert load.from_keywords(place / "a_run" / "config.yaml").preset == str(place / "a_run" / "config.yaml")
 
 
+@pytest.mark.parametrize("read", [load.from_keywords, grid.from_keywords])
+@pytest.mark.parametrize(
+    ("value", "name"), [((i for i in range(2)), "builtins:generator"), (str.join, "builtins:method_descriptor")]
+)
+def test_value_of_unnamed_type_is_rejected_with_the_name_of_its_type(read, value, name):
+    with pytest.raises(ValueError, match=rf"^seed: must be a whole number .*, got {name}$"):
+        read("ppo_cartpole", seed=value)
+
+
 def test_run_dir_keyword_overrides_name_of_preset(place, monkeypatch):
     (place / "placed.yaml").write_text("name: mine\n")
     options = load.from_keywords(place / "placed.yaml", run_dir="out").options
