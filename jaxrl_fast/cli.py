@@ -101,6 +101,9 @@ def start(main: Callable[[], int]) -> None:
         status = asked.code
     except BrokenPipeError:
         status = 128 + BROKEN_PIPE
+    except KeyboardInterrupt:  # the command has removed its unfinished files
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
     try:
         sys.stdout.flush()
     except OSError as error:  # a reader such as `head` left, or the disk is full

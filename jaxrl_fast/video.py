@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxrl_fast import cli
 from jaxrl_fast.evaluation.video import Options, open_run, record_video
+from jaxrl_fast.utils import signals
 from jaxrl_fast.utils.files import path_of
 
 USAGE = cli.CommandSpec(
@@ -28,7 +29,8 @@ def prepare(argv: Sequence[str]) -> tuple[Any, Any, Options]:
 
 def act(ready: tuple[Any, Any, Options]) -> None:
     """Record the video and print its path."""
-    video, max_steps = record_video(*ready), ready[2].max_steps
+    with signals.raised_interrupts():
+        video, max_steps = record_video(*ready), ready[2].max_steps
     returns = ", ".join(f"{x:g}" for x in video.returns)
     cut = f" ({video.num_cut} of {len(video.returns)} cut off by --max-steps {max_steps})" if video.num_cut else ""
     print(f"{video.path}   {video.num_frames} frames · return {returns}{cut}")

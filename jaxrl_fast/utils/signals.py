@@ -81,6 +81,19 @@ def _exit_at_once(thread: threading.Thread) -> None:
 
 
 @contextlib.contextmanager
+def raised_interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt, so that a command removes its unfinished files (`cli.start`)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)  # None: a handler that was not set from Python
+
+
+@contextlib.contextmanager
 def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
     """Call `stop` at the first signal; the second one has its usual effect.
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -356,6 +357,21 @@ def test_video_command_never_overwrites_default_file(two, tmp_path, capsys):
     for name in ("video.gif", "video-2.gif"):
         assert video_.main([str(folder), "--max-steps", "3", "--seed", "2"]) == 0
         assert name in capsys.readouterr().out and (folder / name).is_file()
+
+
+def test_video_command_leaves_no_file_when_interrupted(two, monkeypatch):
+    """Send Ctrl-C while the first frame is written."""
+    before, heard = sorted(two.folder.iterdir()), []
+    monkeypatch.setattr(video, "write_gif", lambda path, *_: path.touch() or signal.raise_signal(signal.SIGINT))
+    handler = lambda number, _: heard.append(number)
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            video_.main([str(two.folder), "--seed", "2"])
+        assert signal.getsignal(signal.SIGINT) is handler and not heard
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert sorted(two.folder.iterdir()) == before
 
 
 def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):

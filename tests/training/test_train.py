@@ -557,6 +557,13 @@ def test_unusual_invocations_print_expected_line(words, status, said):
     assert ended.stderr.count("\n") == (status != 0)
 
 
+def test_interrupted_command_prints_nothing_and_ends_by_the_signal():
+    code = "from jaxrl_fast import cli; import signal; "
+    code += "cli.start(lambda: signal.default_int_handler(signal.SIGINT, None))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.skipif(sys.platform != "linux" or devices.num_cores() < 2, reason="needs /proc and more than one core")
 @pytest.mark.parametrize(("wanted", "threads"), [({}, False), ({"OPENBLAS_NUM_THREADS": "2"}, True)])
 def test_cli_starts_no_openblas_threads_unless_configured(wanted, threads):
