@@ -127,6 +127,9 @@ def test_load_selects_seed_and_skips_replay(two):
     assert not jax.tree.leaves(trained.agent_state.replay)  # acting does not require it
     with pytest.raises(ValueError, match=r"seed 7: .* has trained seeds 1 to 2"):
         jaxrl_fast.load(two, seed=7)
+    for wrong in ("1", 1.5):
+        with pytest.raises(ValueError, match=rf"^seed: must be a whole number, got {wrong!r}$"):
+            jaxrl_fast.load(two, seed=wrong)
 
 
 def test_fit_result_holds_no_replay(two):
