@@ -158,8 +158,9 @@ class Run:
         """
         from jaxrl_fast.evaluation import export
 
-        chosen = cli.from_keywords(export.Options, options)
-        return export.write(export.export_run(self.folder, chosen, self.env))
+        with spelled_as_keywords():
+            exported = export.export_run(self.folder, cli.from_keywords(export.Options, options), self.env)
+        return export.write(exported)
 
     def __repr__(self) -> str:
         return f"Run({self._words()}, folder={str(self.folder)!r})"
