@@ -52,8 +52,9 @@ def _of_preset(content: Mapping[str, Any], path: Path | str, given: Collection[s
     meta = _meta(content, path)
     _check_preset(meta, path, "env" in given)
     if meta:
-        anew = _decided(content, meta) if "env" in given else ["agent.clip_rewards"] if "protocol" in given else []
-        content = _without([name for name in anew if name in _decided(content, meta)], content)
+        of_protocol = ["agent.clip_rewards"] if "protocol" in given else []
+        decided = _decided(content, meta)
+        content = _without([name for name in decided if "env" in given or name in of_protocol], content)
     return _settings(content, path)
 
 

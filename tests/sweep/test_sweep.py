@@ -571,7 +571,7 @@ def test_resumed_sweep_of_env_instance_warns(tmp_path, monkeypatch, capsys):
     assert not capsys.readouterr().err
 
 
-class WanderingCartPole(CartPole):
+class DirectoryChangingCartPole(CartPole):
     """Change the current directory when it is made."""
 
     def __init__(self):
@@ -583,7 +583,7 @@ class WanderingCartPole(CartPole):
 def test_sweep_stays_in_one_folder_when_current_directory_changes(options, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: os.chdir("/") or "done"))
     monkeypatch.setattr(trainer, "execute", Pretence.execute)
-    made = dict(algo="ppo", env=WanderingCartPole, num_envs=[2, 4], **options)
+    made = dict(algo="ppo", env=DirectoryChangingCartPole, num_envs=[2, 4], **options)
     for _ in range(2 if options else 1):  # the second time, it is resumed
         monkeypatch.chdir(tmp_path)
         swept = jaxrl_fast.sweep(**made)

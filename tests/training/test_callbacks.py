@@ -187,14 +187,14 @@ def test_fit_rejects_invalid_callbacks(callbacks, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-class Wanderer(jaxrl_fast.Callback):
+class DirectoryChange(jaxrl_fast.Callback):
     """Change the current directory at every record."""
 
     def on_record(self, records, state):
         os.chdir("/")
 
 
-class WanderingCartPole(CartPole):
+class DirectoryChangingCartPole(CartPole):
     """Change the current directory when it is made."""
 
     def __init__(self):
@@ -202,7 +202,7 @@ class WanderingCartPole(CartPole):
         os.chdir("/")
 
 
-@pytest.mark.parametrize("env, callbacks", [("CartPole-v1", [Wanderer()]), (WanderingCartPole, [])])
+@pytest.mark.parametrize("env, callbacks", [("CartPole-v1", [DirectoryChange()]), (DirectoryChangingCartPole, [])])
 def test_run_stays_in_one_folder_when_current_directory_changes(env, callbacks, tmp_path, monkeypatch, capsys):
     made = {"callbacks": callbacks, "env": env, "log_level": "info"}
     monkeypatch.chdir(tmp_path)
