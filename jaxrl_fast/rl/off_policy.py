@@ -245,9 +245,10 @@ def update_target(
     """Return the target parameters and the counts after one more gradient step.
 
     A gradient step counts as 1 / ratio environment steps. Every `period` of them the target moves by
-    `optax.incremental_update` with step size `tau`; 1 copies the parameters.
+    `optax.incremental_update` with step size `tau`; 1 copies the parameters. A period of 1 moves it after every
+    gradient step, also at ratios above 1, as in algorithm 1 of SAC and of REDQ.
     """
-    whole = period * schedule.ratio.numerator
+    whole = schedule.ratio.denominator if period == 1 else period * schedule.ratio.numerator
     since = counts.steps_since_target_update + schedule.ratio.denominator
     move = lambda: optax.incremental_update(params, target, tau)
     target = jax.lax.cond(same_for_all_seeds(since >= whole), move, lambda: target)

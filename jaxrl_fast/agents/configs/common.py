@@ -58,8 +58,8 @@ random_actions = partial(
 )
 target_update_interval = partial(
     option,
-    help="Environment steps between target updates; if shorter than one gradient step, update after every gradient "
-    "step.",
+    help="Environment steps between target updates; 1, or fewer than those of one gradient step: update after every "
+    "gradient step.",
     bounds=Bounds(1, MAX_STEPS),
 )
 tau = partial(
