@@ -157,6 +157,11 @@ def check_sequences(config: Config, spec: EnvSpec, parallelism: Parallelism, rol
         raise ValueError(
             f"burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 4}"
         )
+    if rollout_length > length - burn_in:
+        raise ValueError(
+            f"rollout_length: must be at most the {length - burn_in} steps of a sequence after its burn_in, got "
+            f"{rollout_length}; use {length - burn_in}"
+        )
     period = config.sequence_period(rollout_length)
     num_rows = length + config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest for one sequence
     smallest = (num_rows + 2 * period) // period * period * num_envs

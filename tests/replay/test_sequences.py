@@ -12,6 +12,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import loop
 from jaxrl_fast.agents import dqn
+from jaxrl_fast.agents.configs import common
 from jaxrl_fast.replay import ReplayConfig, sequences, sum_tree
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
@@ -150,6 +151,47 @@ def test_sequence_error_is_mix_of_maximum_and_mean_error():
     np.testing.assert_allclose(errors, [0.9 * 3 + 0.1 * 2, 2], rtol=1e-6)
 
 
+@pytest.mark.parametrize("length", range(1, 13))
+def test_sequence_period_leaves_no_row_out(length):
+    """Sequences begin at multiples of the period, and rows burn_in to length - 1 of each are learned from."""
+    for burn_in in range(length):
+        config = dqn.Config(memory="gru", sequence_length=length, burn_in=burn_in)
+        for rollout_length in range(1, length - burn_in + 1):
+            period = config.sequence_period(rollout_length)
+            learned = {start + i for start in range(0, 60, period) for i in range(burn_in, length)}
+            assert learned >= set(range(burn_in, 60)), (burn_in, rollout_length, period)
+            assert period % rollout_length == 0
+
+
+@pytest.mark.parametrize(("length", "burn_in", "rollout_length"), [(1, 0, 1), (6, 4, 2), (12, 8, 4), (10, 5, 5)])
+def test_dqn_samples_every_valid_row_after_burn_in(length, burn_in, rollout_length):
+    """The newest rows wait for the end of their sequence and of its targets."""
+    config = dqn.Config(memory="gru", sequence_length=length, burn_in=burn_in)
+    buffer = dqn.make_replay(config, SPEC, Parallelism(), 40, rollout_length, jnp.zeros(2))
+    rows, carry = history(0, 20)
+    state, add = buffer.init(), jax.jit(buffer.add)
+    for start in range(0, 40, rollout_length):
+        part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + rollout_length]), rows)
+        state = add(state, part, jnp.asarray(carry[start]))
+    found, _, _ = buffer.sample(state, jax.random.key(0), 2048, GAMMA)
+    learned = {*np.asarray(found.obs[:, burn_in:length])[np.asarray(found.weight) > 0].tolist()}
+    newest = 40 - config.n_step - config.sequence_period(rollout_length)
+    assert learned >= {*rows.obs[burn_in:newest][rows.valid[burn_in:newest]].tolist()}
+
+
+def test_automatic_rollout_length_is_at_most_learned_part_of_sequence():
+    """32 steps over 3 environments are 10 in each, more than the 4 of a sequence of 6 that follow its burn-in of 2."""
+    lengths = dict(sequence_length=6, burn_in=2), dict(sequence_length=1, burn_in=0), dict(sequence_length=40)
+    assert [agent_of(probes.remember(3), **options).rollout_length for options in lengths] == [4, 1, 10]
+
+
+def test_default_sequences_accept_any_number_of_environments():
+    for num_envs in (1, 2, 3, 5, 8, 32, 64):
+        config = dqn.Config(memory="gru")
+        period = config.sequence_period(common.rollout_length(config, num_envs))
+        assert 20 <= period <= 32
+
+
 def agent_of(env, num_updates=10, **options):
     small = dict(
         memory="gru", memory_size=4, hidden_sizes=(8,), sequence_length=6, burn_in=2, n_step=2, buffer_size=400,
@@ -215,9 +257,13 @@ def test_dqn_with_memory_solves_memory_probe():
     ("options", "message"),
     [
         (dict(burn_in=6), "burn_in: must be less than the 6 steps of a sequence, got 6; use 1"),
-        (dict(buffer_size=70), r"buffer_size: must be at least \d+ for sequences of 6 steps"),
+        (
+            dict(rollout_length=5),
+            "rollout_length: must be at most the 4 steps of a sequence after its burn_in, got 5; use 4$",
+        ),
+        (dict(buffer_size=45), r"buffer_size: must be at least \d+ for sequences of 6 steps"),
     ],
 )
-def test_dqn_rejects_invalid_burn_in_and_buffer_size_of_sequences(options, message):
+def test_dqn_rejects_options_that_do_not_fit_sequences(options, message):
     with pytest.raises(ValueError, match=message):
         agent_of(probes.remember(3), **options)

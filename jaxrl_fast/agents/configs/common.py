@@ -314,4 +314,8 @@ def as_fraction(number: float) -> Fraction:
 
 def rollout_length(config: Any, num_envs: int) -> int:
     """Return the environment steps per update in each environment."""
-    return max(1, MIN_ROLLOUT // num_envs) if config.rollout_length == "auto" else config.rollout_length
+    if config.rollout_length != "auto":
+        return config.rollout_length
+    has_memory = getattr(config, "memory", "none") != "none"
+    longest = config.sequence_length - config.burn_in if has_memory else MIN_ROLLOUT
+    return max(1, min(MIN_ROLLOUT // num_envs, longest))

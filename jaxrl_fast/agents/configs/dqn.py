@@ -18,7 +18,10 @@ class DQN(common.OffPolicy):
     network's widths.
     """
 
-    rollout_length: int | Literal["auto"] = common.rollout_off_policy()
+    rollout_length: int | Literal["auto"] = common.rollout_off_policy(
+        help="Environment steps per update in each environment; auto: 32 divided by num_envs, at least 1, and with "
+        "memory at most the steps of a sequence after its burn_in."
+    )
     buffer_size: int = common.buffer_size(100_000)
     replay_storage: common.Storage = common.replay_storage()
     replay_compression: common.Compression = common.replay_compression()
@@ -97,9 +100,15 @@ class DQN(common.OffPolicy):
         return self.batch_size * (self.sequence() or 1)
 
     def sequence_period(self, rollout_length: int) -> int:
-        """Return the rows between the starts of two sequences: about half of one; without a memory, of a rollout."""
-        half = self.sequence_length // 2 if self.memory != "none" else 1
-        return -(-half // rollout_length) * rollout_length
+        """Return the rows between the starts of two sequences: whole rollouts, one without a memory.
+
+        These are about half a sequence, and at most the steps that it has after its burn-in, if one rollout fits there:
+        then every row is learned from.
+        """
+        if self.memory == "none":
+            return rollout_length
+        half, num_learned = self.sequence_length // 2, self.sequence_length - self.burn_in
+        return max(1, min(-(-half // rollout_length), num_learned // rollout_length)) * rollout_length
 
     def unused(self) -> tuple[common.Unused, ...]:
         """Return options that other options may disable."""
