@@ -101,9 +101,10 @@ def network(
     last dense layer and a head. One gives the state's value, the other the advantages minus their mean (Wang et al.
     2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
     """
-    streams = [torso.make_part(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
-    trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)
     layer, initial_carry = _memory(memory, memory_size)
+    stream = partial(torso.make_part, obs, slice(-1, None), after_memory=layer is not None, **options)
+    streams = [stream() for _ in range(2)] if dueling else []
+    trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)
     module: Any = _Outputs(trunk, layer, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
 
     def unroll(params, obs, carry=(), reset=None, noise=()):
@@ -251,8 +252,12 @@ def _memory(kind: str, size: int) -> tuple[nn.Module | None, tuple[PyTree, ...]]
 
 
 def _remember(memory, carry, features, reset=None):
-    """Return the carry in a tuple, and the memory's output for features; without a memory, both arguments unchanged."""
+    """Return the carry in a tuple, and the memory's output for features; without a memory, both arguments unchanged.
+
+    The memory reads features of boards, [..., F, H, W], as vectors.
+    """
     if memory is None:
         return carry, features
-    after, features = memory(carry[0], features, reset)
+    batch = jax.tree.leaves(carry)[0].shape[:-1] if reset is None else reset.shape
+    after, features = memory(carry[0], features.reshape(*batch, -1), reset)
     return (after,), features

@@ -48,6 +48,7 @@ def make_part(
     obs: PyTree,
     part: slice,
     *,
+    after_memory: bool = False,
     kind: str = "auto",
     observations: str = "auto",
     arguments: Mapping[str, Any] = MappingProxyType({}),
@@ -59,7 +60,10 @@ def make_part(
     batch_renorm: RenormOptions | None = None,
     action_size: int = 0,
 ) -> nn.Module:
-    """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others."""
+    """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others.
+
+    With `after_memory`, the layers of that MLP read the vectors that a memory returns, and not the torso's features.
+    """
     kind = choose_kind(obs, kind, observations)
     if arguments and not custom.is_custom(kind):
         raise ValueError(f"network_options: has no effect on network {kind}; use a class, package.module:MyTorso")
@@ -77,10 +81,10 @@ def make_part(
     inputs = with_action(obs, action_size)
     # Features of boards keep their axes [F, H', W'] up to the first dense layer: kernels.dense reads them as they lie.
     is_one = len(jax.tree.leaves(inputs)) == 1
-    follows_boards = kind == "minatar" and is_one and 0 in range(len(widths))[part]
+    follows_boards = kind == "minatar" and is_one and not after_memory and 0 in range(len(widths))[part]
     mlp: nn.Module
     if kind == "simba":
-        mlp = _residual(widths, part, activation, dtype, noisy, batch_renorm)
+        mlp = _residual(widths, part, after_memory, activation, dtype, noisy, batch_renorm)
     else:
         input_axes = 3 if follows_boards else 1
         mlp = MLP(widths[part], noisy=noisy, input_axes=input_axes, batch_renorm=batch_renorm, **layers)
@@ -103,6 +107,7 @@ def make_part(
 def _residual(
     widths: tuple[int, ...],
     part: slice,
+    after_memory: bool,
     activation: str,
     dtype: jnp.dtype,
     noisy: bool,
@@ -115,7 +120,7 @@ def _residual(
     if batch_renorm or noisy:
         option = "crossq" if batch_renorm else "noisy"
         raise ValueError(f"{option}: network simba has layers of its own, got true; use network mlp")
-    begins, ends = part.start is None, part.stop is None
+    begins, ends = part.start is None or after_memory, part.stop is None
     return ResidualMLP(widths[0], len(widths[part]), activation, dtype, begins, ends)
 
 

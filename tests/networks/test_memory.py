@@ -161,6 +161,50 @@ def test_networks_with_memory_depend_on_carry(kind):
         assert not np.allclose(fresh, first), "the outputs must depend on the carry"
 
 
+class Squares(nn.Module):
+    """A custom torso with features [B, H, W, C]."""
+
+    @nn.compact
+    def __call__(self, obs):
+        return self.param("scale", nn.initializers.ones, ()) * obs**2
+
+
+BOARD, PIXELS = ShapeDtypeStruct((5, 4, 2), jnp.bool_), ShapeDtypeStruct((36, 36, 1), jnp.uint8)
+TORSOS = {
+    "mlp": OBS,
+    "simba": OBS,
+    "minatar": BOARD,
+    "nature": PIXELS,
+    "dqn2013": PIXELS,
+    "impala": BOARD,
+    f"{__name__}:Squares": BOARD,
+}
+
+
+@pytest.mark.parametrize("torso", TORSOS)
+@pytest.mark.parametrize("hidden", [(6,), (6, 6)])
+def test_dueling_after_memory_unrolls_as_single_steps(torso, hidden):
+    """The width of the memory, 4, differs from that of the layers, and one layer leaves the trunk without any."""
+    spec, num_steps = TORSOS[torso], 3
+    options = dict(kind=torso, hidden=hidden, dueling=True, memory="gru", memory_size=SIZE)
+    network = networks.network(spec, 2, **options)
+    params = network.init(jax.random.key(1))
+    layers = params["params"]
+    inputs = (layers[f"streams_{i}"]["Dense_0"]["kernel"].shape for i in range(2))
+    assert [*inputs] == [(SIZE, 6), (SIZE, 6)]
+    obs = jax.random.randint(jax.random.key(0), (B, num_steps, *spec.shape), 0, 2).astype(spec.dtype)
+    reset = jnp.zeros((B, num_steps), bool).at[0, 1].set(True)
+    carry = jax.tree.map(lambda z: jnp.ones((B, *z.shape)), network.initial_carry)
+    outputs, last = jax.jit(network.unroll)(params, obs, carry, reset)
+    assert outputs.shape == (B, num_steps, 2)
+    step = jax.jit(network.step)
+    for i in range(num_steps):
+        output, carry = step(params, obs[:, i], carry)
+        np.testing.assert_allclose(output, outputs[:, i], rtol=1e-4, atol=1e-5)
+        carry = jax.tree.map(lambda c, i=i: jnp.where(reset[:, i, None], 0.0, c), carry)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), last, carry)
+
+
 def test_make_rejects_unknown_memory():
     with pytest.raises(ValueError, match="memory: must be one of none, gru, lstm, lru, got 'rnn'"):
         memory.make("rnn", 4)
