@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.spaces import Bounds, narrow_dtype, true_bounds
+from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
 
+MAX_BYTE = 255
 MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers
 ARRAYS = (  # the spaces whose elements are arrays of a fixed size
     gymnasium.spaces.Box,
@@ -66,13 +68,23 @@ def limits(space: Any) -> tuple[Any, Any, bool]:
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return 0, 1, False
     with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
-        low, high = (bound.astype(narrow_dtype(space.dtype)) for bound in (space.low, space.high))
+        low, high = (bound.astype(stored_dtype(space)) for bound in (space.low, space.high))
     if space.dtype.kind == "f":
         has_bounds = bool(np.isfinite([low, high]).any())
     else:
         widest = np.iinfo(space.dtype) if space.dtype.kind in "ui" else None
-        has_bounds = widest is not None and bool((low > widest.min).any() or (high < widest.max).any())
+        has_bounds = widest is not None and bool((space.low > widest.min).any() or (space.high < widest.max).any())
     return (low, high, False) if has_bounds else (None, None, False)
+
+
+def stored_dtype(space: Any) -> np.dtype:
+    """Return the dtype of at most 32 bits that holds a part of an observation: float32 for larger whole numbers."""
+    narrow = np.dtype(narrow_dtype(space.dtype))
+    if narrow.kind not in "iu" or narrow == space.dtype or not isinstance(space, gymnasium.spaces.Box):
+        return narrow
+    widest = np.iinfo(narrow)
+    fits = (space.low >= widest.min).all() and (space.high <= widest.max).all()
+    return narrow if fits else np.dtype(np.float32)
 
 
 def is_action_mask(tree: PyTree, action: Discrete | MultiDiscrete | Box) -> bool:
@@ -90,7 +102,7 @@ def encode(spaces: PyTree, obs: PyTree) -> PyTree:
 def seen(space: Any) -> PyTree:
     """Return shapes and dtypes of one environment's observation, as agents see it."""
     tree = as_tree(space)
-    raw = jax.tree.map(lambda part: jax.ShapeDtypeStruct((1, *part.shape), narrow_dtype(part.dtype)), tree)
+    raw = jax.tree.map(lambda part: jax.ShapeDtypeStruct((1, *part.shape), stored_dtype(part)), tree)
     obs = jax.eval_shape(lambda raw: encode(tree, raw), raw)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
 
@@ -105,12 +117,13 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
         return jnp.concatenate(each, axis=1)
     if is_channel_first_image(x.shape[1:], x.dtype):
         return jnp.moveaxis(x, 1, -1)
-    if x.ndim == 2 and x.dtype == jnp.uint8:  # text or memory: bytes become [0, 1)
-        return x.astype(jnp.float32) / 256
     x = x[:, None] if x.ndim == 1 else x
-    return x if x.dtype in (jnp.bool_, jnp.uint8) else x.astype(jnp.float32)
+    if x.dtype == jnp.bool_ or x.dtype == jnp.uint8 and x.ndim > 2:
+        return x
+    is_bytes = x.dtype == jnp.uint8 and isinstance(space, gymnasium.spaces.Box) and space.high.max() == MAX_BYTE
+    return x.astype(jnp.float32) / (MAX_BYTE + 1 if is_bytes else 1)  # text or memory becomes [0, 1)
 
 
 def is_channel_first_image(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Return whether one environment's observation is an image [C, H, W]."""
-    return len(shape) == 3 and dtype == jnp.uint8 and shape[0] < min(shape[1:])
+    """Return whether one environment's observation is an image [C, H, W], uint8."""
+    return dtype == jnp.uint8 and reading.has_channels_first(jax.ShapeDtypeStruct(shape, dtype))

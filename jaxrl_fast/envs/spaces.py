@@ -108,8 +108,7 @@ def _is_one_hot(raw: jax.ShapeDtypeStruct, seen: jax.ShapeDtypeStruct) -> bool:
 
 def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
     """Return float32 bounds of continuous actions. Raise ValueError, with `unsupported` first, if they are unusable."""
-    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
-        low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
+    low, high = (np.broadcast_to(bound, shape) for bound in _narrow_bounds(low, high))
     if np.any(low > high):
         raise ValueError(f"{unsupported}; its lower bounds must not exceed the upper ones")
     is_finite = np.all(np.abs([low, high]) < 1e30, axis=0).ravel()
@@ -119,6 +118,17 @@ def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -
         why = "its bounds must be finite, because [-1, 1] is scaled to them"
         raise ValueError(f"{unsupported}; {why}, {got}; declare the range that matters")
     return low, high
+
+
+def _narrow_bounds(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds in float32: rounded to within the true ones, unless no float32 lies between these."""
+    true = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # bounds beyond float32 become infinite
+        low, high = (bound.astype(np.float32) for bound in true)
+        inner_low = np.where(low < true[0], np.nextafter(low, np.float32(np.inf)), low)
+        inner_high = np.where(high > true[1], np.nextafter(high, -np.float32(np.inf)), high)
+    is_between = inner_low <= inner_high
+    return np.where(is_between, inner_low, low), np.where(is_between, inner_high, high)
 
 
 def narrow_dtype(dtype: Any) -> Any:

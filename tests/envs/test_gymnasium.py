@@ -431,12 +431,76 @@ def test_close_waits_for_all_stuck_workers_at_once(monkeypatch):
     closing = object.__new__(WorkerPool)
     closing.workers, closing.memory = [object.__new__(worker_process.Worker) for _ in range(4)], layout.SharedMemory(64)
     for one in closing.workers:
-        one.process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+        one.process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, start_new_session=True)
         one.channel, theirs = socket.socketpair()
         theirs.close()
     stuck, start = [one.process for one in closing.workers], time.perf_counter()
     closing.close()
     assert 0.6 < time.perf_counter() - start < 1.8 and [one.poll() for one in stuck] == [-signal.SIGKILL] * 4
+
+
+class Simulated(gym_envs.Walk):
+    """Starts a process, as an adapter of a simulator does, and ends it when it is closed."""
+
+    def __init__(self, pids, **options):
+        super().__init__(**options)
+        self.child = subprocess.Popen(["sleep", "60"])
+        with open(pids, "a") as file:
+            print(self.child.pid, file=file)
+
+    def close(self):
+        self.child.kill()
+        self.child.wait()
+
+
+@pytest.mark.parametrize("fault", ["", "hang", "die", "abort"])
+def test_no_process_of_environment_remains(fault, tmp_path):
+    pids = tmp_path / "pids"
+    config = TWO._replace(env_timeout=2.0)
+    described = description.describe(source.from_object(Simulated, {"pids": str(pids)}, "simulated"))
+    own = described.source._replace(arguments={"pids": str(pids), "fault": fault})
+    env = description.from_description(described._replace(source=own), 4, config)
+    if fault:
+        with pytest.raises(EnvFault), host_env.original_errors():
+            run(env, np.zeros((9, 4), np.int32))
+    else:
+        run(env, np.zeros((9, 4), np.int32))
+    env.close()
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 5  # one environment was tried
+    until = time.monotonic() + 5
+    while any(map(is_running, started)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(is_running, started))
+
+
+def test_environment_in_use_cannot_be_used_again():
+    """Also not by another pool, such as that of evaluation."""
+    shared, says = gym_envs.Walk(), "must make a new environment in each call, got the same one twice"
+    with pytest.raises(EnvFault, match=says):
+        envs.make(lambda: shared, 2, LOCAL).open()
+    wrapped = lambda: gymnasium.wrappers.TimeLimit(shared, 9)
+    one, other = (envs.make(make, 1, LOCAL) for make in (lambda: shared, wrapped))
+    one.open()
+    with pytest.raises(EnvFault, match=says):
+        other.open()
+    one.close()
+    other.open()
+    other.close()
+
+
+class Brief(gym_envs.Walk):
+    """An environment whose `reset` takes no options."""
+
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("option", [{}, {"max_episode_steps": 3}, {"frame_skip": 2}])
+def test_reset_needs_no_options_argument(option):
+    actions = np.zeros((8, 2), np.int32)
+    brief, walk = (run(envs.make(env, 2, LOCAL, **option), actions) for env in (Brief, gym_envs.Walk))
+    jax.tree.map(np.testing.assert_array_equal, brief, walk)
 
 
 def test_new_pool_works_after_fault_in_another_pool():

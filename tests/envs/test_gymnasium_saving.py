@@ -48,6 +48,26 @@ class Forgetful(Own):
         return {"x": self.x, "t": 0}
 
 
+class Omitting(Walk):
+    """An environment that can be pickled, whose get_state leaves out what only later steps read."""
+
+    def get_state(self):
+        return self.x
+
+    def set_state(self, state):
+        self.x = state
+
+
+class Counting(Own):
+    """An environment that cannot be pickled, with an attribute that its steps do not read."""
+
+    num_steps = 0
+
+    def step(self, action):
+        self.num_steps += 1
+        return super().step(action)
+
+
 class Jammed(Own):
     """An environment whose state cannot be saved after two steps, and can never be restored."""
 
@@ -88,6 +108,8 @@ class Large(Walk):
         (Guarded, "pickle", ""),  # an action mask in `info`
         (partial(gymnasium.make, "CartPole-v1"), "pickle", ""),
         (Own, "own", ""),
+        (Omitting, "pickle", ""),
+        (Counting, "own", ""),
         (Forgetful, "own", "a copy of it returned another step than it did, 1 steps later"),
         (Rebuilt, "pickle", "copying it failed with AttributeError: 'Rebuilt' object has no attribute 'x'"),
         (Chance, "pickle", "a copy of it returned another step than it did, 1 steps later"),

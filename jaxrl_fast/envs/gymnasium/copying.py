@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+from jaxrl_fast.envs.gymnasium import masks
 from jaxrl_fast.envs.gymnasium.layout import Arrays
 from jaxrl_fast.utils.errors import why
 
@@ -77,43 +78,57 @@ def choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
     """Return the method of copying an environment, and how its copies differ ("" if they do not).
 
     A new environment is copied in the middle of an episode. Both must then return equal steps, also after a reset. They
-    step in turn, so that shared state, such as a module's random numbers, makes them differ.
+    step in turn, so that shared state, such as a module's random numbers, makes them differ. If `get_state` leaves out
+    an attribute, which a later step may read, pickling is tried first.
     """
-    envs: list[Any] = [make()]
-    method: Method = "own" if _has_own_state(envs[0]) else "pickle"
+    env = make()
+    has_own_state = _has_own_state(env)
+    reason = _difference(env, make, "own", whole=True) if has_own_state else _difference(env, make, "pickle")
+    if has_own_state and reason:
+        if not _difference(make(), make, "pickle"):
+            return "pickle", ""
+        reason = _difference(make(), make, "own")
+    return "own" if has_own_state else "pickle", reason
+
+
+def _difference(env: Any, make: Callable[[], Any], method: Method, whole: bool = False) -> str:
+    """Return how a copy of a new environment differs from it, or "". `whole`: also in an attribute. Close both."""
+    envs = [env]
     try:
-        reason = _try(envs, make, method)
+        return _try(envs, make, method, whole)
     except Exception as error:  # environments may raise anything
-        reason = f"copying it failed with {why(error)}"
+        return f"copying it failed with {why(error)}"
     finally:
-        for env in envs:
-            _close(env)
-    return method, reason
+        for each in envs:
+            _close(each)
 
 
-def _try(envs: list[Any], make: Callable[[], Any], method: Method) -> str:
+def _try(envs: list[Any], make: Callable[[], Any], method: Method, whole: bool) -> str:
     """Append a copy of the only environment, and step both. Return the difference, or ""."""
     (env,) = envs
     space = copy.deepcopy(env.action_space)
     space.seed(0)
-    _, info = env.reset(seed=0)
+    obs, info = env.reset(seed=0)
     for t in range(TRIAL_STEPS):  # up to the middle of an episode, unless each is one step long
-        *_, terminated, truncated, info = env.step(_sample(space, info))
+        obs, _, terminated, truncated, info = env.step(masks.sample(space, masks.of(obs, info)))
         if terminated or truncated:
-            _, info = env.reset()
+            obs, info = env.reset()
         elif t + 1 >= MIN_STEPS:
             break
     state = dump(env, method)
     if len(state) > MAX_BYTES:
         return f"its state has {len(state)} bytes, more than {MAX_BYTES}"
     envs.append(load(make() if method == "own" else None, method, state))
+    if whole and (names := _different_attributes(*(one.unwrapped for one in envs))):
+        return f"get_state leaves out {', '.join(names)}"
     for _ in range(2):
         until = time.perf_counter() + TRIAL_S
         for t in range(TRIAL_STEPS):
-            action = _sample(space, info)
+            action = masks.sample(space, masks.of(obs, info))
             (*results, info), (*others, _) = (one.step(copy.deepcopy(action)) for one in envs)
             if not _equal(results, others):
                 return f"a copy of it returned another step than it did, {t + 1} steps later"
+            obs = results[0]
             if results[2] or results[3] or t >= MIN_STEPS and time.perf_counter() > until:
                 break
         (obs, info), (other, _) = (one.reset() for one in envs)
@@ -128,12 +143,11 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(data_equivalence(one, other, exact=True))
 
 
-def _sample(space: Any, info: Mapping[str, Any]) -> Any:
-    """Return a random action that a mask in `info` allows."""
-    mask = info.get("action_mask")
-    if mask is None or not isinstance(space, gymnasium.spaces.Discrete):
-        return space.sample()
-    return space.sample(np.asarray(mask, np.int8))
+def _different_attributes(one: Any, other: Any) -> list[str]:
+    """Return the names of plain attributes that differ, except the seed, which only a reset reads."""
+    values, others = ({name: pickle.dumps(x) for name, x in _plain_values(each).items()} for each in (one, other))
+    differing = {name for name in values.keys() | others.keys() if values.get(name) != others.get(name)}
+    return sorted(differing - {"_np_random_seed"})
 
 
 def _has_own_state(env: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_fast.envs import frame_skip, gymnasium_spaces, spaces
 from jaxrl_fast.envs.direct_bridge import choose_bridge
-from jaxrl_fast.envs.gymnasium import copying
+from jaxrl_fast.envs.gymnasium import copying, masks
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
@@ -157,55 +157,65 @@ def _layout(tree: PyTree, action: Any) -> Layout:
             return tuple(add(part, (*path, i)) for i, part in enumerate(space))
         low, high, is_index = gymnasium_spaces.limits(space)
         dtype = np.dtype(space.dtype)
-        leaves.append(Leaf(path, tuple(space.shape), dtype, np.dtype(spaces.narrow_dtype(dtype)), low, high, is_index))
+        leaves.append(Leaf(path, tuple(space.shape), dtype, gymnasium_spaces.stored_dtype(space), low, high, is_index))
         return len(leaves) - 1
 
     indices = add(tree, ())
     return Layout(tuple(leaves), indices, tuple(action.shape), np.dtype(action.dtype))
 
 
+class _InfoMask(gymnasium.Wrapper):
+    """A wrapper that notes whether `info` has had an action mask."""
+
+    has_mask = False
+
+    def reset(self, **options: Any) -> Any:
+        """Start an episode."""
+        return self._noted(self.env.reset(**options))
+
+    def step(self, action: Any) -> Any:
+        """Take a step."""
+        return self._noted(self.env.step(action))
+
+    def _noted(self, outcome: Any) -> Any:
+        info = outcome[-1] if isinstance(outcome, tuple) and outcome else None
+        self.has_mask |= masks.of(None, info) is not None
+        return outcome
+
+
 def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine: bool) -> int:
     """Return the number of entries of `info["action_mask"]` after a reset; 0 if there is none."""
     if isinstance(action, Box):
         return 0
-    info: list[Any] = []
-
-    class Noting(gymnasium.Wrapper):
-        """A wrapper that keeps the `info` of a reset."""
-
-        def reset(self, **options: Any) -> Any:
-            outcome = self.env.reset(**options)
-            info.append(outcome[1] if isinstance(outcome, tuple) and len(outcome) == 2 else {})
-            return outcome
-
-    Stepper(env_id, lambda: Noting(env), [0], layout, allocate(layout, 1), quarantine=quarantine).reset()
-    has_mask = isinstance(info[0], dict) and info[0].get("action_mask") is not None
-    return action.num_outputs if has_mask else 0
+    noting = _InfoMask(env)
+    Stepper(env_id, lambda: noting, [0], layout, allocate(layout, 1), quarantine=quarantine).reset()
+    return action.num_outputs if noting.has_mask else 0
 
 
 def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float, float]:
     """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core.
 
     Both are medians, because an interrupted step on a busy machine takes a thousand times as long.
+    Raise ValueError if only steps, and not resets, return an action mask.
     """
-    arrays = allocate(layout, 1)
-    stepper = Stepper(env_id, lambda: env, [0], layout, arrays, quarantine=quarantine)
+    arrays, noting = allocate(layout, 1), _InfoMask(env)
+    stepper = Stepper(env_id, lambda: noting, [0], layout, arrays, quarantine=quarantine)
     stepper.reset()
+    is_part = [leaf.path == ("action_mask",) for leaf in layout.leaves]
+    mask = arrays.obs[is_part.index(True)][0] if any(is_part) else arrays.mask[0]
     env.action_space.seed(0)
     times: list[tuple[float, float]] = []
     until = time.perf_counter() + TRIAL_S
     while not times or len(times) < TRIAL_STEPS and time.perf_counter() < until:
-        arrays.action[0] = _sample(env.action_space, arrays.mask[0])
+        arrays.action[0] = masks.sample(env.action_space, mask)
         is_reset = stepper.ended[0]
         wall, cpu = time.perf_counter(), time.process_time()
         stepper.step()
         if not is_reset:
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    if noting.has_mask and not layout.mask_size and not any(is_part):
+        raise ValueError(
+            f'{env_id}: info["action_mask"] must be returned by reset too, got it from step only; return it from both'
+        )
     step_s, compute_s = np.median(times, axis=0).tolist()
     return step_s, compute_s
-
-
-def _sample(space: Any, mask: np.ndarray) -> Any:
-    """Return a random action that the mask allows; an empty mask allows all."""
-    is_masked = isinstance(space, gymnasium.spaces.Discrete) and mask.size
-    return space.sample(mask.astype(np.int8)) if is_masked else space.sample()

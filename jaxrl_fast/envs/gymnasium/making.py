@@ -1,5 +1,6 @@
 """Make one gymnasium environment, in this process or in a worker."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,9 +29,27 @@ def make_one(
         changes: The arguments of `ChangeFrames`; None: frames do not change.
     """
     env = construct(**arguments, **({"render_mode": "rgb_array"} if render else {}))
+    is_wrapped = max_episode_steps is not None or frame_skip > 1 or changes is not None
+    if is_wrapped and isinstance(env, gymnasium.Env) and not _takes_options(env.reset):
+        env = WithoutOptions(env)
     env = env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
     env = FrameSkip(env, frame_skip) if frame_skip > 1 else env
     return env if changes is None else ChangeFrames(env, **changes)
+
+
+def _takes_options(reset: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(reset).parameters
+    return "options" in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+
+
+class WithoutOptions(gymnasium.Wrapper):
+    """Resets an environment whose `reset` takes no `options`, which wrappers pass."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        del options
+        outcome: tuple[Any, dict[str, Any]] = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        return outcome
 
 
 class FrameSkip(gymnasium.Wrapper):

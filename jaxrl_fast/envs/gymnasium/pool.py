@@ -6,6 +6,7 @@ Trajectories do not depend on the number of workers, because each environment ha
 import itertools
 import pickle
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from jaxrl_fast.envs.host_pool import Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import EnvFault, WorkerTraceback, blame, why
+
+IN_USE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # environments of open local pools
 
 
 def rows_of(layout: Layout, arrays: Arrays) -> PyTree:
@@ -48,6 +51,12 @@ class LocalPool:
         self.layout, self.arrays = layout, allocate(layout, len(seeds))
         self.copy_method, self.pending = copy_method, False
         self.stepper = Stepper(env_id, make, seeds, layout, self.arrays, quarantine=quarantine)
+        try:
+            self.stepper.check_distinct(set(IN_USE))
+        except EnvFault:
+            self.stepper.envs.clear()  # they belong to another pool
+            raise
+        IN_USE.update({id(env.unwrapped): env.unwrapped for env in self.stepper.envs})
 
     def reset(self) -> PyTree:
         """Start n episodes."""
@@ -101,6 +110,8 @@ class LocalPool:
 
     def close(self) -> None:
         """Close the environments."""
+        for env in self.stepper.envs:
+            IN_USE.pop(id(env.unwrapped), None)
         self.stepper.close()
 
     def _warn(self) -> None:
@@ -253,7 +264,7 @@ class WorkerPool:
         try:
             kind, value = one.receive(timeout_s)
         except TimeoutError:
-            one.process.kill()
+            one.kill()
             problem = f"no answer of a worker process within {timeout_s:g} s{self._place(one)}"
             raise EnvFault(f"{self.env_id}: {problem}; raise --env-timeout if a step takes longer") from None
         if kind == worker.FAILED:

@@ -17,7 +17,7 @@ START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_fast.envs.gymnasium.worker import main; main()"
 )
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # in each worker
-CLOSE_S = 5  # for environments to close; then their process is ended
+CLOSE_S = worker.CLOSE_S
 
 
 class Worker:
@@ -74,13 +74,20 @@ class Worker:
         """Tell the process to close its environments and end."""
         self.channel.close()
 
+    def kill(self) -> None:
+        """Kill the process, and those that its environments have started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def end(self, timeout_s: float) -> None:
         """Wait for the end of the process, or kill it."""
         try:
             self.process.wait(max(timeout_s, 0))
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.process.wait()
+        if self.process.returncode:
+            self.kill()  # what the environments of a worker that has failed leave running
         if self.process.stdin is not None:
             self.process.stdin.close()
 

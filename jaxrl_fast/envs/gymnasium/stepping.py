@@ -3,11 +3,12 @@
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxrl_fast.envs.gymnasium import masks
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Leaf
 from jaxrl_fast.utils.errors import EnvFault, blame
@@ -47,11 +48,16 @@ class Stepper:
         try:
             for _ in seeds:
                 self.envs.append(make())
-            if len({id(env) for env in self.envs}) < len(seeds):
-                raise EnvFault(f"{env_id}: must make a new environment in each call, got the same one twice")
+            self.check_distinct()
         except BaseException:
             self.close()
             raise
+
+    def check_distinct(self, others: Collection[int] = ()) -> None:
+        """Raise EnvFault if an environment is there twice, or its id is among those of `others`."""
+        found = {id(env.unwrapped) for env in self.envs}
+        if len(found) < len(self.envs) or not found.isdisjoint(others):
+            raise EnvFault(f"{self.env_id}: must make a new environment in each call, got the same one twice")
 
     def reset(self) -> None:
         """Start an episode in every environment."""
@@ -85,17 +91,17 @@ class Stepper:
             if not isinstance(outcome, tuple) or len(outcome) != 5:
                 self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
             obs, reward, terminated, truncated, info = outcome
-            if type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
-                rows[i] = obs
-            else:
-                self._write(i, obs, info)
-            is_plain = type(reward) is float and -MAX_REWARD <= reward <= MAX_REWARD
-            rewards[i] = reward if is_plain else self._number(i, reward)
             if terminated is not False:
                 terminations[i] = ended[i] = self._flag(i, "terminated", terminated)
             if truncated is not False:
                 truncations[i] = self._flag(i, "truncated", truncated)
                 ended[i] |= truncations[i]
+            if type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
+                rows[i] = obs
+            else:
+                self._write(i, obs, info, terminations[i])
+            is_plain = type(reward) is float and -MAX_REWARD <= reward <= MAX_REWARD
+            rewards[i] = reward if is_plain else self._number(i, reward)
         busy[:] = False
         arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = rewards, terminations, truncations
         self._check_numbers(arrays.terminated)
@@ -170,8 +176,8 @@ class Stepper:
         self.seeds[i], self.ended[i] = None, False
         arrays.reward[i], arrays.terminated[i], arrays.truncated[i] = 0.0, False, False
 
-    def _write(self, i: int, obs: Any, info: Any) -> None:
-        """Copy an observation and the action mask into the arrays."""
+    def _write(self, i: int, obs: Any, info: Any, terminated: bool = False) -> None:
+        """Copy an observation and the action mask into the arrays. A terminal state needs no mask."""
         for leaf, array in zip(self.layout.leaves, self.arrays.obs):
             value = obs
             for key in leaf.path:
@@ -184,9 +190,9 @@ class Stepper:
             array[i] = value
         if self.layout.mask_size:
             mask = info.get("action_mask") if isinstance(info, dict) else None
-            if mask is None:
+            if mask is None and not terminated:
                 self._fault(i, 'info["action_mask"] is missing', "none, but earlier steps had one")
-            self.arrays.mask[i] = self._mask(i, mask)
+            self.arrays.mask[i] = True if mask is None else self._mask(i, mask)
 
     def _converted(self, i: int, leaf: Leaf, value: Any) -> np.ndarray:
         """Return a part of an observation with the declared shape, in a dtype that the declared one can hold."""
@@ -194,15 +200,16 @@ class Stepper:
         declared = f"{leaf.dtype}{list(leaf.shape)} as its space declares"
         if value is None or array.dtype == object:
             self._fault(i, f"{leaf.name} must be {declared}", _got(value))
-        is_number = array.dtype.kind in "buif" and np.can_cast(array.dtype, leaf.dtype, "same_kind")
-        fits = is_number or array.dtype.kind in "bui" and leaf.dtype.kind in "bui" and _holds(leaf.dtype, array)
+        if leaf.dtype.kind == "f":
+            fits = array.dtype.kind in "buif"
+        else:
+            fits = array.dtype.kind in "bui" and _holds(leaf.dtype, array)
         if array.shape != leaf.shape or not fits:
             self._fault(i, f"{leaf.name} must be {declared}", f"{array.dtype}{list(array.shape)}")
         return array
 
     def _mask(self, i: int, mask: Any) -> np.ndarray:
-        parts = mask if isinstance(mask, tuple | list) else [mask]
-        array = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+        array = masks.flat(mask)
         if array.shape != (self.layout.mask_size,) or array.dtype.kind not in "bui":
             expected = f"{self.layout.mask_size} booleans"
             self._fault(i, f'info["action_mask"] must be {expected}', f"{array.dtype}{list(array.shape)}")

@@ -12,11 +12,13 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
 STEP, CALL, DONE, RESULT, FAILED = b"s", b"c", b".", b"r", b"!"
 LENGTH = struct.Struct("!Q")
+CLOSE_S = 5  # for environments to close; then their processes are killed
 
 
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
@@ -68,7 +70,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended, even inside a step that never returns.
+    """Kill this process some time after its parent has ended, even inside a step that never returns.
 
     Standard input is a pipe from the parent. An environment that reads it finds nothing.
     """
@@ -79,7 +81,8 @@ def _end_with_parent() -> None:
         """Wait until the parent has closed the pipe."""
         while os.read(pipe, 1):
             pass
-        os._exit(1)
+        time.sleep(CLOSE_S)
+        os.killpg(0, signal.SIGKILL)  # also the processes that environments have started
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
