@@ -249,6 +249,14 @@ def test_players_option_rejects_mode_that_environment_does_not_support(mode, env
         make("ppo", mode, envs.make(env, N))
 
 
+def test_self_play_needs_game_for_each_side():
+    options = dict(algo="ppo", env="games/Paddles", players="self-play")
+    with pytest.raises(
+        ValueError, match="^num_envs: self-play needs 2 games, one for each side, got 1; use 2 or more$"
+    ):
+        jaxrl_fast.fit(**options, num_envs=1)
+
+
 @pytest.mark.parametrize("names", [("left",), ["left", "right"], ("left", "left"), ("left", 2)])
 def test_environment_rejects_invalid_names_of_players(names):
     with pytest.raises(ValueError, match="its players must be a tuple of 2 or more different names"):
