@@ -91,7 +91,7 @@ def test_readable_zeroes_only_nonfinite_or_huge_terminal_values():
 
 
 def test_true_bounds_accepts_equal_or_wide_rejects_swapped_or_infinite():
-    low, high = spaces.true_bounds("no", 2, [2, 9e29], (2,))
+    low, high = spaces.true_bounds("no", 2, [2, np.float32(9e29)], (2,))
     np.testing.assert_array_equal(low, np.float32([2, 2]))
     np.testing.assert_array_equal(high, np.float32([2, 9e29]))
     assert low.dtype == high.dtype == np.float32
