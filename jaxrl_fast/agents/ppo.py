@@ -177,9 +177,10 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
         raise ValueError("gsde: cannot be combined with state_dependent_std, got both; switch one off")
     num_rows = config.rollout_length * spec.num_envs
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:
+        remedy = "use fewer minibatches" if config.num_minibatches > 1 else "use a longer rollout"
         raise ValueError(
             f"num_minibatches: a minibatch must have 2 rows or more with normalize_advantage, got "
-            f"{config.num_minibatches} minibatches of {num_rows * parallelism.num_shards} rows; use fewer minibatches"
+            f"{config.num_minibatches} minibatches of {num_rows * parallelism.num_shards} rows; {remedy}"
         )
 
 
@@ -360,7 +361,8 @@ def gradient_step(
     gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), context.parallelism.grad_axis)
     updates, next_optimizer = context.optimizer.update(gradient, optimizer, params)
     if context.config.adaptive_kl is not None and not isinstance(lr_scale, tuple):
-        lr_scale = adapt_lr(context.config.adaptive_kl, context.config.learning_rate, lr_scale, approx_kl)
+        adapted = adapt_lr(context.config.adaptive_kl, context.config.learning_rate, lr_scale, approx_kl)
+        lr_scale = jnp.where(tried, adapted, lr_scale)
         updates = jax.tree.map(lambda x: lr_scale * x, updates)
     after = optax.apply_updates(params, updates), next_optimizer
     if context.config.target_kl is not None:
@@ -373,9 +375,11 @@ def gradient_step(
 def adapt_lr(target: float | Array, learning_rate: float | Array, scale: Array, approx_kl: Array) -> Array:
     """Return the scale of the learning rate for this gradient step, f32 [], so that the rate stays in LR_RANGE.
 
-    It falls if the divergence exceeds twice its target, and rises if it is below half of that.
+    It falls if the divergence exceeds twice its target, and rises if it is below half of that. A divergence of 0 is
+    that of an unchanged policy, and says nothing.
     """
-    factor = jnp.where(approx_kl > 2 * target, 1 / LR_FACTOR, jnp.where(approx_kl < target / 2, LR_FACTOR, 1.0))
+    is_low = (approx_kl > 0) & (approx_kl < target / 2)
+    factor = jnp.where(approx_kl > 2 * target, 1 / LR_FACTOR, jnp.where(is_low, LR_FACTOR, 1.0))
     low, high = LR_RANGE
     return jnp.clip(scale * factor, low / learning_rate, high / learning_rate)
 

@@ -149,7 +149,8 @@ def resolve(asked: Request) -> Settings:
             f"--opponent-pool: has no effect without --players self-play, got {options.opponent_pool}; leave it out"
         )
     if options.players == "self-play" and options.num_envs < 2 and not is_auto:
-        raise ValueError(f"--num-envs: self-play needs 2 games, one for each side, got {options.num_envs}; use 2 or more")
+        problem = f"self-play needs 2 games, one for each side, got {options.num_envs}"
+        raise ValueError(f"--num-envs: {problem}; use 2 or more")
     agent = agents.options(asked.algo)(**own)
     return Settings(asked.algo, asked.preset, options, agent, asked.by_default, is_auto)
 

@@ -109,7 +109,7 @@ def _target(name: str) -> str:
 def _load() -> ctypes.CDLL:
     """Return the library, from the cache or compiled now. Raise OSError or SubprocessError if that fails.
 
-    A copy in the temporary folder loads also if the file system of the cache forbids execution (noexec).
+    The file systems of the cache and of the temporary folder may forbid execution (noexec), but not both.
     """
     compiler = _compiler()
     cached = _cache_path(compiler)
@@ -125,7 +125,12 @@ def _load() -> ctypes.CDLL:
         compile_library(compiler, library)
         if cached:
             _write_cache(library, cached)
-        return ctypes.CDLL(str(library))
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:
+            if not (cached and _checksum_ok(cached)):
+                raise
+            return ctypes.CDLL(str(cached))
 
 
 def _compiler() -> str:

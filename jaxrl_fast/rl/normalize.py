@@ -26,8 +26,9 @@ CLIP, EPSILON = 10.0, 1e-8  # bound of normalized numbers; added to variances
 
 def check(config: Any, spec: EnvSpec) -> None:
     """Raise ValueError if observations would be standardized and then divided by 255."""
-    is_float = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(spec.obs))
-    if config.observations == "image" and config.normalize_observations and is_float:
+    leaves = jax.tree.leaves(spec.obs)
+    has_float_image = any(jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) in (2, 3) for x in leaves)
+    if config.observations == "image" and config.normalize_observations and has_float_image:
         raise ValueError("observations: image cannot be combined with normalize_observations, got both; drop one")
 
 

@@ -394,6 +394,7 @@ def count_adam_steps(optimizer):
         (0.004, 1.0, 1.5),
         (0.03, 0.011, 0.01),  # 1e-3 times this is the least learning rate, 1e-5
         (0.004, 9.0, 10.0),  # and the largest, 1e-2
+        (0.0, 2.0, 2.0),  # the policy has not changed yet
     ],
 )
 def test_adapt_lr_changes_learning_rate_scale_by_measured_kl(approx_kl, scale, expected):
@@ -414,6 +415,17 @@ def test_adaptive_kl_keeps_kl_near_target():
         found[learning_rate] = float(np.median(metrics["approx_kl"][30:])), float(metrics["learning_rate"][-1])
         np.testing.assert_allclose(metrics["learning_rate"][-1], learning_rate * state.agent.lr_scale, rtol=1e-5)
     assert all(0.003 < kl < 0.03 for kl, _ in found.values()), found
+
+
+def test_adaptive_kl_ignores_steps_after_early_stop():
+    """A tiny target_kl stops at the second of 40 steps. Until then, the rate may rise twice."""
+    env = probes.best_action_of_observation(16)
+    options = dict(num_epochs=10, num_minibatches=4, target_kl=1e-9, adaptive_kl=0.01, anneal_lr=False)
+    config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, **options)
+    agent = ppo.make(config, env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
+    assert 1.5 <= float(after.lr_scale) < 1.5**3
 
 
 @pytest.mark.parametrize("target_kl", [None, 3e-4])

@@ -55,7 +55,7 @@ load = ctypes.CDLL
 
 
 def refuse(path, *others):
-    if path and sys.argv[1] in str(path):
+    if path and REFUSED in str(path):
         raise OSError(f"{path}: failed to map segment from shared object")
     return load(path, *others)
 
@@ -68,7 +68,18 @@ ctypes.CDLL = refuse
 @pytest.mark.slow
 def test_library_is_compiled_once_when_cache_is_mounted_noexec(tmp_path):
     """A copy in the temporary folder is loaded, as with a home directory that is mounted noexec."""
-    script = COUNTED.replace("import sys", "import sys" + NO_EXECUTION, 1)
+    check_compiled_once(tmp_path, "sys.argv[1]")
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_library_is_compiled_once_when_temporary_folder_is_mounted_noexec(tmp_path):
+    check_compiled_once(tmp_path, "'/jaxrl_fast_'")
+
+
+def check_compiled_once(tmp_path, refused):
+    """Start two processes that cannot load libraries with `refused` in their path."""
+    script = COUNTED.replace("import sys", "import sys" + NO_EXECUTION.replace("REFUSED", refused), 1)
     counts = []
     for _ in range(2):
         command = [sys.executable, "-c", script, str(tmp_path / "kept")]

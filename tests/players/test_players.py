@@ -252,7 +252,7 @@ def test_players_option_rejects_mode_that_environment_does_not_support(mode, env
 def test_self_play_needs_game_for_each_side():
     options = dict(algo="ppo", env="games/Paddles", players="self-play")
     with pytest.raises(
-        ValueError, match="^num_envs: self-play needs 2 games, one for each side, got 1; use 2 or more$"
+        ValueError, match=r"^num_envs: self-play needs 2 games, one for each side, got 1; use 2 or more$"
     ):
         jaxrl_fast.fit(**options, num_envs=1)
 

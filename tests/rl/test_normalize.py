@@ -1,5 +1,8 @@
 """normalize: statistics against numpy in float64, for any order and number of devices, and after long runs."""
 
+import contextlib
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -260,3 +263,19 @@ def test_moments_accept_weights_that_sum_to_less_than_one():
     np.testing.assert_allclose(found, [2e-3, 2, 1], rtol=1e-6)
     parts = jax.vmap(normalize.moments)(x[:, None], weight[:, None])
     np.testing.assert_allclose(normalize._of_parts(parts), [2e-3, 2, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_rejected"),
+    [
+        ([((84, 84, 3), jnp.uint8), ((3,), jnp.float32), ((), jnp.float32)], False),
+        ([((84, 84, 3), jnp.float32)], True),
+        ([((20, 20), jnp.float32), ((3,), jnp.float32)], True),
+    ],
+)
+def test_only_images_of_floats_cannot_be_normalized(shapes, is_rejected):
+    obs = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
+    config = SimpleNamespace(observations="image", normalize_observations=True)
+    problem = "^observations: image cannot be combined with normalize_observations, got both; drop one$"
+    with pytest.raises(ValueError, match=problem) if is_rejected else contextlib.nullcontext():
+        normalize.check(config, SimpleNamespace(obs=obs))

@@ -43,6 +43,7 @@ class PPO(common.OnPolicy):
         bounds=POSITIVE,
         needs=("anneal_lr", False),
         traced=True,
+        only="several_steps",
     )
     normalize_observations: bool = common.normalize_observations(False)
     normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of their discounted sum.")
