@@ -10,11 +10,12 @@ import sys
 import types
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import agents, evaluate, train
+from jaxrl_fast import agents, envs, evaluate, loop, train
 from jaxrl_fast.config import load
 from jaxrl_fast.sweep import __main__, grid
 from jaxrl_fast.training import plan
@@ -64,7 +65,7 @@ def test_all_documented_algorithm_modules_are_tested():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "index", "more"),
-    [("docs/extending/change-a-loss.md", 0, {}), ("docs/extending/change-a-loss.md", 1, CONTINUOUS)],
+    [("docs/extending/change-a-loss.md", 0, {"agent.beta": 0.5}), ("docs/extending/change-a-loss.md", 1, CONTINUOUS)],
     ids=["loss", "gradient"],
 )
 def test_documented_modules_train_and_resume(write, page, index, more):
@@ -75,6 +76,22 @@ def test_documented_modules_train_and_resume(write, page, index, more):
     assert train.main(["--resume", "run", "--total-steps", "10k", "--log-level", "quiet"]) == 0
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["env_steps"] >= 10_000 and isinstance(last[OTHERS[page][index]], float)
+
+
+@pytest.mark.slow
+def test_documented_penalty_keeps_policy_closer_for_larger_weight(write):
+    """The divergence from the old policy is the mean over gradient steps. The first of them has none."""
+    module = importlib.import_module(write(modules_on_page("docs/extending/change-a-loss.md")[0]))
+    env = envs.make("CartPole-v1", 2)
+    small = dict(rollout_length=16, num_minibatches=1, num_epochs=8, hidden_sizes=(4,), learning_rate=1e-2)
+
+    @jax.jit
+    def divergence(beta):
+        agent = module.make(module.Config(**small, beta=beta), env.spec, 2)
+        return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)[1]["kl"][0]
+
+    assert module.Config().beta == 1.0
+    assert 0 < divergence(100.0) < 0.5 * divergence(0.0)
 
 
 @pytest.mark.slow
