@@ -299,7 +299,7 @@ def atari() -> str:
         for name, training in read(game)["trainings"].items():
             preset = re.match(r"(\w+_small)\b", name)
             if preset:
-                rows.append([f"`{preset[1]}`", "2 CPU cores", *atari_cells(training["summary"])])
+                rows.append([f"`{preset[1]}`", training["cpu"], *atari_cells(training["summary"])])
     rows.sort(key=lambda row: (list(published()["atari"]).index(row[0].strip("`")), int(row[2])))
     gpu = read("on_a_gpu_h200")["pong"]
     rows.append([f"`{gpu['preset']}`", "NVIDIA H200", *atari_cells(gpu["found"])])

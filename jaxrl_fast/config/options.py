@@ -76,7 +76,7 @@ class Task:
     quarantine: bool | None = option(
         None,
         "Reset an environment whose observation or reward is not finite, and do not learn from that step. none: only "
-        "for MuJoCo and dm_control.",
+        "for physics: MuJoCo, dm_control, brax and MuJoCo Playground.",
     )
     hide: tuple[str, ...] = option(
         (),
@@ -202,7 +202,9 @@ class Checkpoints:
     """Saving and resuming."""
 
     resume: str = system(
-        "", "Run directory to resume. Only total_steps, evaluation, thread and logging options may change."
+        "",
+        "Run directory to resume. Only total_steps and options of evaluation, logging, checkpoints, threads and this "
+        "machine may change.",
     )
     save_every: Period = system(
         Period("5min"),

@@ -38,7 +38,8 @@ Compression = Literal["auto", "none", "zstd"]
 replay_compression = partial(
     option,
     "auto",
-    help="Lossless compression of observations in host or disk storage. auto: zstd for uint8 observations.",
+    help="Lossless compression of observations in host or disk storage. auto: zstd for uint8 and bool observations if "
+    "zstandard is installed.",
     needs=("replay_storage", "auto", "host", "disk"),
 )
 sample_ahead = partial(
