@@ -95,7 +95,7 @@ def test_tracker_resumes_same_run(service, monkeypatch, tmp_path):
         settings = settings._replace(options=dataclasses.replace(settings.options, resume=resume))
         (tmp_path / name).mkdir(exist_ok=True)
         spec = space(id="gymnax/CartPole-v1")
-        place = {"folder": tmp_path / name, "placement": SINGLE_DEVICE, "saved": None, "members": ()}
+        place = {"folder": tmp_path / name, "placement": SINGLE_DEVICE, "saved": None, "members": (), "decided": ()}
         plan = space(settings=settings, env=space(spec=spec), **place)
         summary.write_config(plan)
         written = run_logger.RunLogger(plan, 0)
