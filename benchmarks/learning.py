@@ -178,6 +178,8 @@ def train(name: str, seeds: list[int], runs: Path | None = None) -> dict:
             run = jaxrl_fast.fit(
                 **options, seed=seeds[0], num_seeds=len(seeds), run_dir=folder, tensorboard=False, console_every=60
             )
+        if run.summary["status"] == "stopped":
+            raise SystemExit(f"{name} was stopped; results are stored when it ends")
         final_returns, solved = run.summary["final_return_per_seed"], run.summary["steps_to_solve_per_seed"]
         greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None][-len(seeds) :]
         return {**run.summary, "seeds": seeds, "final_returns": final_returns, "greedy": greedy, "solved_at": solved}
