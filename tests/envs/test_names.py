@@ -156,7 +156,8 @@ def test_sweep_resume_error_names_environment_object(given):
     """sweep.yaml stores only the repr of the environment."""
     give, name = GIVEN[given]
     options = SimpleNamespace(env=written_env(give(Counter)))
-    plan = SimpleNamespace(folder="x", groups={"0": SimpleNamespace(settings=SimpleNamespace(options=options))})
+    groups = {"0": SimpleNamespace(settings=SimpleNamespace(options=options))}
+    plan = SimpleNamespace(folder="x", shown=str, groups=groups)
     words = rf"--resume x: its environment was given as an object \(.*{name(Counter)}.*\); resume with"
     assert re.match(words, message(prepare._check_env_names, plan))
 
