@@ -25,7 +25,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from gymnax.environments.minatar import seaquest, seaquest_helpers
 
 import jaxrl_fast
 from jaxrl_fast import envs
@@ -187,6 +186,8 @@ def train(name: str, seeds: list[int], runs: Path | None = None) -> dict:
 
 def limit_seaquest_entities(count: int) -> None:
     """Set the number of entities of each kind that gymnax's Seaquest has room for, in this process."""
+    from gymnax.environments.minatar import seaquest, seaquest_helpers  # the import starts JAX on a single CPU device
+
     for module in (seaquest_helpers, seaquest):  # the second imported the constant by value
         module.MAX_ENTITIES = count
     jax.clear_caches()  # gymnax compiles reset and step, and keeps what it compiled

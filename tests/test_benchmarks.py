@@ -523,8 +523,9 @@ def test_kernels_variant_trains_with_its_kernel_disabled(monkeypatch):
 @pytest.mark.slow  # two compilations
 def test_seaquest_with_room_for_fewer_entities_takes_same_steps(monkeypatch):
     import learning
+    from gymnax.environments.minatar import seaquest, seaquest_helpers
 
-    for module in (learning.seaquest, learning.seaquest_helpers):  # undone after the test
+    for module in (seaquest, seaquest_helpers):  # undone after the test
         monkeypatch.setattr(module, "MAX_ENTITIES", module.MAX_ENTITIES)
     env, params = gymnax.make("Seaquest-MinAtar")
     actions = jax.random.randint(jax.random.key(1), (300, 8), 0, 6)
