@@ -72,7 +72,7 @@ class Settings(NamedTuple):
         return self.algo.rpartition(".")[2]
 
     def value(self, name: str) -> Any:
-        """Return the value of an option, "num_envs" or "agent.gamma"; None if there is no such option."""
+        """Return the value of the option of this name, such as "agent.gamma", or None if it does not exist."""
         last = name.removeprefix("agent.")
         return getattr(self.options if last == name else self.agent, last, None)
 
