@@ -30,6 +30,7 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.rl import distributions
 from jaxrl_fast.types import Box
+from jaxrl_fast.utils import files
 
 KEPT = Path(__file__).parent / "results" / "learning.json"
 REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # all other defaults are CleanRL's
@@ -207,7 +208,7 @@ def store_seeds(name: str, summary: dict) -> None:
         }
         seeds[str(seed)] = numbers | {"program": program()}
     KEPT.parent.mkdir(exist_ok=True)
-    KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+    files.replace(KEPT, json.dumps(kept, indent=2) + "\n")
 
 
 def keep_random(name: str) -> None:
@@ -233,7 +234,7 @@ def keep_random(name: str) -> None:
     )[1]
     kept = json.loads(KEPT.read_text())
     kept[name]["random"] = {"return": float(scores.sum() / counts.sum()), "episodes": int(counts.sum())}
-    KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+    files.replace(KEPT, json.dumps(kept, indent=2) + "\n")
 
 
 @functools.cache

@@ -38,7 +38,8 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
     """Return the algorithm that a command line names, and its options."""
     positional, written = tokenize(argv)
     if len(positional) > 1:
-        raise ValueError(f"unexpected argument {positional[1]!r}; only the algorithm is positional (use --env NAME)")
+        second = positional[1]
+        raise ValueError(f"only the algorithm is positional, got {second!r} too; use --env {second}")
     return positional[0] if positional else "", written
 
 

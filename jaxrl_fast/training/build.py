@@ -18,6 +18,7 @@ from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.option import options_of
 from jaxrl_fast.utils.parsing import nearest
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
@@ -113,7 +114,7 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
     Raises ValueError if the algorithm does not fit the environment or returns no agent.
     """
     num_learning = max(num_updates - async_rollout.overlaps(env), 1)
-    with blamed(algorithm.__name__, env, sentences=True):
+    with blamed(algorithm.__name__, env, sentences=True), _as_options(type(agent_config)):
         own = (env.parallelism,) if supports(algorithm) else ()
         agent = algorithm.make(agent_config, env.spec, num_learning, *own)
     if not isinstance(agent, Agent):
@@ -123,6 +124,19 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
             f"algorithm {algorithm.__name__!r}: rollout_length must be 1 or more, got {agent.rollout_length}"
         )
     return agent
+
+
+@contextmanager
+def _as_options(config: type) -> Iterator[None]:
+    """Spell the option that a ValueError begins with as commands do: "burn_in: ..." as "--agent.burn-in: ..."."""
+    try:
+        yield
+    except ValueError as error:
+        name, colon, rest = str(error).partition(": ")
+        prefix = "agent." if name in options_of(config) else "" if name in options_of(Options) else None
+        if colon and prefix is not None:
+            error.args = (f"--{prefix}{name.replace('_', '-')}: {rest}",)
+        raise
 
 
 def supports(algorithm: Any) -> frozenset[str]:

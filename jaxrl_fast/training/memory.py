@@ -76,8 +76,8 @@ def check_fits(
     held = max(buffer_size // steps_per_update, 1) * steps_per_update
     fits = math.floor(rest / (copies * needed.replay / held))
     unit = 10 ** max(len(str(fits)) - 3, 0)
-    twice = ", twice while saving" if copies > 1 else ""
+    twice = ", twice while saving," if copies > 1 else ""
     raise ValueError(
-        f"buffer_size {buffer_size}: the replay needs {format_bytes(needed.replay)}{twice}, and {format_bytes(rest)} "
-        f"are free for it; the largest buffer_size that fits is {fits // unit * unit}"
+        f"--agent.buffer-size: a replay of {format_bytes(needed.replay)}{twice} does not fit into "
+        f"{format_bytes(rest)}, got {buffer_size}; use at most {fits // unit * unit}"
     )

@@ -86,10 +86,10 @@ def decide(
     chosen = asked if asked != "auto" else next(iter(fits), "")
     if chosen not in fits:
         where = "in any storage" if asked == "auto" else f"with --agent.replay-storage {asked}"
-        largest = ", ".join(f"{name} {_rounded(capacity)}" for name, capacity in capacities.items())
+        largest = " or ".join(f"{_rounded(capacity)} ({name})" for name, capacity in capacities.items())
         raise ValueError(
-            f"buffer_size {config.buffer_size}: the replay, {format_bytes(needs.replay)} as it is, does not fit "
-            f"{where}; the largest buffer_size that fits is: {largest}"
+            f"--agent.buffer-size: a replay of {format_bytes(needs.replay)} does not fit {where}, "
+            f"got {config.buffer_size}; use at most {largest}"
         )
     config = dataclasses.replace(config, **options | {"replay_storage": chosen})
     return Decision(settings._replace(agent=config), make(config), _note(config, needs, there, asked, on_disk))

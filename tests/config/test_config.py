@@ -393,9 +393,9 @@ MISTAKES = [
     ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got a function", "fit(env=make_env)"]),
     (
         "ppo --num-envs 10M --agent.num-minibatches 3",
-        ["num_minibatches: must divide the 1280000000 steps", "got 3; use 2 or 4"],
+        ["--agent.num-minibatches: must divide the 1280000000 steps", "got 3; use 2 or 4"],
     ),
-    ("ppo --total-steps 200B --num-envs 8", ["total_steps: must give at most 2147483647 gradient steps, got "]),
+    ("ppo --total-steps 200B --num-envs 8", ["--total-steps: must give at most 2147483647 gradient steps, got "]),
     ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
     ("--learning-rate 1", ["--agent.learning-rate"]),
     (
@@ -422,14 +422,14 @@ MISTAKES = [
     ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("--preset ppo_pong", ["--preset: unknown option; did you mean --config?\n"]),
     ("dqn --clip-eps 1", ["--clip-eps: unknown option; did you mean --agent.clip-rewards?\n"]),
-    ("ppo CartPole-v1", ["unexpected argument 'CartPole-v1'; only the algorithm is positional (use --env NAME)\n"]),
+    ("ppo CartPole-v1", ["got 'CartPole-v1' too; use --env CartPole-v1\n"]),
     ("ppo --env ALE/Pong-v5", ["unknown backend 'ALE'", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env PongNoFrameskip-v4", ["unknown environment", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env Breakout", ["did you mean Breakout-MinAtar or envpool/Breakout-v5?\n"]),
     ("ppo --env envpool/Pogn-v5", ["unknown environment 'envpool/Pogn-v5'; did you mean envpool/Pong-v5"]),
     (
         "ppo --agent.rollout-length 1 --agent.num-minibatches 4",
-        ["num_minibatches: a minibatch must have 2 rows", "4 minibatches of 4 rows", "fewer minibatches"],
+        ["--agent.num-minibatches: a minibatch must have 2 rows", "4 minibatches of 4 rows", "fewer minibatches"],
     ),
     ("ppo --agent.double", ["--agent.double: ppo has no such option; dqn has it\n"]),
     (
@@ -485,7 +485,7 @@ MISTAKES = [
     ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
     (
         "ppo --num-envs auto --agent.num-minibatches 3",
-        ["--num-envs auto", "num_envs=1 failed", "num_minibatches: must divide the 128 steps", "got 3;"],
+        ["--num-envs auto", "num_envs=1 failed", "--agent.num-minibatches: must divide the 128 steps", "got 3;"],
     ),
     ("ppo --num-envs auto --total-steps 100", ["--num-envs auto", "100 steps", "0 updates"]),
     ("ppo --num-envs 4 8", ["--num-envs: takes one value, got 4 8\n"]),
@@ -515,7 +515,7 @@ MISTAKES = [
     ("ppo --agent.gamma 1.5", ["--agent.gamma", "at most 1"]),
     ("ppo --agent.num-minibatches 0", ["--agent.num-minibatches", "at least 1"]),
     ("ppo --agent.hidden-sizes 64 0", ["--agent.hidden-sizes", "at least 1"]),
-    ("ppo --agent.num-minibatches 3", ["num_minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
+    ("ppo --agent.num-minibatches 3", ["--agent.num-minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
     ("ppo --agent.network resnet", ["resnet"]),
     ("ppo --env-options horizon", ["'horizon'", "key=value"]),
     ("ppo --env-options max_steps=3", ["max_steps", "max_steps_in_episode"]),
@@ -539,25 +539,28 @@ MISTAKES = [
     ("--config unknown_algo.yaml", ["sarsa"]),
     ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "requires discrete actions, got Box"]),
     ("pqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "pqn", "requires discrete actions, got Box"]),
-    ("dqn --agent.buffer-size 100", ["buffer_size: must hold one batch of 128, got 100;"]),
+    ("dqn --agent.buffer-size 100", ["--agent.buffer-size: must hold one batch of 128, got 100;"]),
     (
         "dqn --agent.buffer-size 1000 --agent.batch-size 32",
-        ["learning_starts: must be at most buffer_size (1000), got 10000;"],
+        ["--agent.learning-starts: must be at most buffer_size (1000), got 10000;"],
     ),
     (
         "dqn --agent.buffer-size 10k --num-envs 4096",
-        ["buffer_size: must be at least 12288", "4096 environments, got 10000;"],
+        ["--agent.buffer-size: must be at least 12288", "4096 environments, got 10000;"],
     ),
-    ("dqn --agent.buffer-size 10k --agent.n-step 20k", ["buffer_size: must be at least", "n_step 20000", "got 10000;"]),
+    (
+        "dqn --agent.buffer-size 10k --agent.n-step 20k",
+        ["--agent.buffer-size: must be at least", "n_step 20000", "got 10000;"],
+    ),
     (
         "dqn --env Breakout-MinAtar --agent.buffer-size 1e9",
-        ["buffer_size 1000000000", "GB", "the largest buffer_size that fits is"],
+        ["--agent.buffer-size: a replay of ", "GB", "got 1000000000; use at most "],
     ),
     (
         "dqn --agent.buffer-size 1e9 --agent.replay-storage host",
         [
-            "buffer_size 1000000000: the replay, ",
-            " does not fit with --agent.replay-storage host; the largest buffer_size",
+            "--agent.buffer-size: a replay of ",
+            " does not fit with --agent.replay-storage host, got 1000000000; use at most ",
         ],
     ),
     (
@@ -572,7 +575,10 @@ MISTAKES = [
     ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
     ("dqn --agent.value-head c52", ["--agent.value-head", "did you mean c51"]),
-    ("dqn --agent.value-head c51 --agent.v-min 3 --agent.v-max 3", ["v_min: must be less than v_max (3.0), got 3.0;"]),
+    (
+        "dqn --agent.value-head c51 --agent.v-min 3 --agent.v-max 3",
+        ["--agent.v-min: must be less than v_max (3.0), got 3.0;"],
+    ),
     ("sac --agent.crossq true --agent.tau 0.1", ["--agent.tau: has no effect with --agent.crossq\n"]),
     ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent: has no effect without --agent.prioritized\n"]),
     (
@@ -589,7 +595,10 @@ MISTAKES = [
     ("dqn --agent.prioritized --agent.priority-exponent 7", ["--agent.priority-exponent", "at most 1"]),
     ("ppo --eval-episodes 2e9", ["--eval-episodes", "at most 1000000"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
-    ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio: ", "32 steps", "got 0.123456789; use 0.123456787109375"]),
+    (
+        "dqn --agent.replay-ratio 0.123456789",
+        ["--agent.replay-ratio: ", "32 steps", "got 0.123456789; use 0.123456787109375"],
+    ),
     ("dqn --agent.target-update-interval 0", ["--agent.target-update-interval", "at least 1"]),
     ("dqn --agent.tau 1.5", ["--agent.tau", "at most 1"]),
     ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),
@@ -605,9 +614,9 @@ MISTAKES = [
     ),
     (
         "dqn --devices 2 --num-envs 2 --agent.batch-size 33",
-        ["batch_size: must be a multiple of 2, the number of devices, got 33; use 34"],
+        ["--agent.batch-size: must be a multiple of 2, the number of devices, got 33; use 34"],
     ),
-    ("pqn --agent.num-minibatches 3", ["num_minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
+    ("pqn --agent.num-minibatches 3", ["--agent.num-minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
     ("pqn --agent.q-lambda 2", ["--agent.q-lambda", "at most 1"]),
     ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
     ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),

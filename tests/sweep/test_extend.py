@@ -156,7 +156,7 @@ REFUSED = [
     ("--seed -1", ["--seed: must be at least 0"]),
     ("--agent.gama 0.9", ["--agent.gama: ppo has no such option; did you mean --agent.gamma?"]),
     ("--agent.target-kl x", ["--agent.target-kl: must be a number or none, got 'x'"]),
-    ("--agent.num-minibatches 3", ["agent.num_minibatches 3: num_minibatches: must divide"]),
+    ("--agent.num-minibatches 3", ["agent.num_minibatches 3: --agent.num-minibatches: must divide"]),
     ("--run-dir x", ["--run-dir: cannot be combined with a sweep"]),
     ("--config ppo_cartpole", ["--config: cannot be combined with --resume"]),
     ("--scale minibatches", ["--scale: cannot be combined with --resume"]),

@@ -229,18 +229,18 @@ MISTAKES = [
     ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
     (
         "ppo --num-envs 8,64 --agent.num-minibatches 1,3",
-        ["num_envs 8, agent.num_minibatches 3: num_minibatches: must divide", "got 3;"],
+        ["num_envs 8, agent.num_minibatches 3: --agent.num-minibatches: must divide", "got 3;"],
     ),
     (
         "dqn --num-envs 8,4096 --agent.buffer-size 10k",
-        ["num_envs 4096: buffer_size: must be", "4096 environments, got 10000;"],
+        ["num_envs 4096: --agent.buffer-size: must be", "4096 environments, got 10000;"],
     ),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
     ("ppo --env MinAtar/Breakout --agent.gamma 0.9,0.99", ["error: unknown backend 'MinAtar' in environment"]),
     ("ppo --env CartPole-v2,Acrobot-v1 --num-envs 1,2", ["error: env CartPole-v2: ", "CartPole-v1"]),
     (
         "dqn --env Breakout-MinAtar --num-envs 8,16 --agent.buffer-size 1e9",
-        ["num_envs 8", "largest buffer_size that fits"],
+        ["num_envs 8", "--agent.buffer-size: a replay of ", "use at most "],
     ),
 ]
 

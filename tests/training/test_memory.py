@@ -59,7 +59,7 @@ def test_proposed_buffer_size_is_largest_that_fits(parameters, replay, environme
         memory.check_fits(needed, buffer_size)
     except ValueError as error:
         assert needed.total > free
-        proposed = re.search(r"the largest buffer_size that fits is (\d+)$", str(error))
+        proposed = re.search(r"use at most (\d+)$", str(error))
         if proposed is None:
             assert copies * (parameters + environments) + copies * replay / buffer_size > free - 2 * copies
             return
@@ -74,15 +74,15 @@ def test_proposed_buffer_size_is_largest_that_fits(parameters, replay, environme
 def test_memory_error_message_states_needed_and_free_bytes():
     """The replay buffer needs 7 GB and the rest 1 GB, each twice; 12 GB are free."""
     needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
-    says = r"buffer_size 1000000: the replay needs 7.0 GB, twice while saving, and 10.0 GB are free for it"
-    with pytest.raises(ValueError, match=rf"{says}; the largest buffer_size that fits is 714000$"):
+    says = r"--agent.buffer-size: a replay of 7.0 GB, twice while saving, does not fit into 10.0 GB, got 1000000"
+    with pytest.raises(ValueError, match=rf"{says}; use at most 714000$"):
         memory.check_fits(needed, 1_000_000)
 
 
 def test_proposed_buffer_size_accounts_for_whole_updates():
     """60,000 steps hold three updates of 16,384 steps; at 30 bytes per step, 1 MB has room for two of them."""
     needed = memory.MemoryEstimate(0, 30 * 3 * 16_384, 0, 10**6, 1)
-    with pytest.raises(ValueError, match=r"the largest buffer_size that fits is 33300$"):
+    with pytest.raises(ValueError, match=r"use at most 33300$"):
         memory.check_fits(needed, 60_000, 16_384)
 
 

@@ -258,8 +258,9 @@ class OffPolicy:
     def describe(self, num_envs: int) -> str:
         """Return a sentence for the header of a run."""
         rows = "transitions" if getattr(self, "memory", "none") == "none" else "sequences"
+        steps = "1 gradient step" if self.replay_ratio == 1 else f"{self.replay_ratio:g} gradient steps"
         return (
-            f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} {rows} each, "
+            f"{steps} per environment step, {self.batch_size:,} {rows} each, "
             f"from step {self.first_learning(num_envs):,} on" + ", drawn one update ahead" * self.sample_ahead
         )
 
