@@ -1,6 +1,7 @@
 """Train presets over several seeds, keep their learning curves, and draw the curves for docs/.
 
     python benchmarks/curves.py ppo_cartpole ppo_acrobot --num-seeds 5
+    python benchmarks/curves.py sac_half_cheetah --runs runs/learning/sac_half_cheetah_*   # of trained runs
     python benchmarks/curves.py                                # only draws the kept curves
 
 `learning.py` keeps only final numbers. This script keeps each seed's mean return at up to fifty points in
@@ -17,6 +18,7 @@ import numpy as np
 
 import jaxrl_fast
 from jaxrl_fast.metrics import statistics
+from jaxrl_fast.runs import files
 
 RESULTS = Path(__file__).parent / "results"
 KEPT = RESULTS / "curves.json"
@@ -31,10 +33,17 @@ def main():
     parser.add_argument("--num-seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--total-steps", default=None, help="environment steps, instead of the preset's")
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, help="the runs of one preset: read their metrics, train nothing"
+    )
     args = parser.parse_args()
+    if args.runs and len(args.presets) != 1:
+        parser.error("--runs: requires one preset, the name of the curve")
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for preset in args.presets:
-        kept[preset] = train(preset, args.first_seed, args.num_seeds, args.total_steps)
+        kept[preset] = (
+            curve_of(args.runs) if args.runs else train(preset, args.first_seed, args.num_seeds, args.total_steps)
+        )
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     if not kept:
         parser.error("no curves are kept yet: name presets to train")
@@ -45,25 +54,37 @@ def main():
 
 
 def train(preset: str, first_seed: int, num_seeds: int, total_steps: str | None) -> dict:
-    """Train a preset. Return steps [P], each seed's returns [S, P] (null without an episode), and the versions."""
+    """Train a preset. Return its `curve_of`."""
     options = {"total_steps": total_steps} if total_steps else {}
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(
             preset, seed=first_seed, num_seeds=num_seeds, run_dir=f"{folder}/run", tensorboard=False, **options
         )
-        records = run.metrics
-    seeds = sorted({r["seed"] for r in records})
-    each = [[r for r in records if r["seed"] == seed] for seed in seeds]
-    groups = np.array_split(np.arange(len(each[0])), min(NUM_POINTS, len(each[0])))
+        return curve_of([run.folder])
+
+
+def curve_of(runs: list[Path]) -> dict:
+    """Return the curve of runs: steps [P], each seed's returns [S, P] (null without an episode), and the versions.
+
+    Point p is the mean over the episodes that ended in the p-th part of the steps. The runs must have different seeds.
+    """
+    records = [record for run in runs for record in files.read_metrics(run)]
+    each = {seed: [r for r in records if r["seed"] == seed] for seed in sorted({r["seed"] for r in records})}
+    num_points = min(NUM_POINTS, *map(len, each.values()))
+    last = max(r["env_steps"] for r in records)
+    part = lambda record: -(-record["env_steps"] * num_points // last) - 1
+    summary = files.read_summary(runs[-1])
     return {
-        "algo": run.summary["algo"],
-        "env_id": run.summary["env_id"],
-        "seeds": seeds,
-        "solved_threshold": run.summary["solved_threshold"],
-        "steps": [each[0][g[-1]]["env_steps"] for g in groups],
-        "returns": [[mean_return([mine[i] for i in g]) for g in groups] for mine in each],
-        "device": run.summary["device"],
-        "versions": run.summary["versions"],
+        "algo": summary["algo"],
+        "env_id": summary["env_id"],
+        "seeds": list(each),
+        "solved_threshold": summary["solved_threshold"],
+        "steps": [last * (p + 1) // num_points for p in range(num_points)],
+        "returns": [
+            [mean_return([r for r in own if part(r) == p]) for p in range(num_points)] for own in each.values()
+        ],
+        "device": summary["device"],
+        "versions": summary["versions"],
     }
 
 

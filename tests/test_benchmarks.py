@@ -563,3 +563,22 @@ def test_learning_resumes_interrupted_run(tmp_path, monkeypatch):
     assert resumed["env_steps"] == whole["env_steps"] == 8192
     assert [resumed[k] for k in ("greedy", "final_returns")] == [whole[k] for k in ("greedy", "final_returns")]
     assert learning.train("short", [3, 4], tmp_path / "other")["greedy"] == whole["greedy"]  # it has ended
+
+
+def test_curve_of_runs_averages_episodes_over_parts_of_training(tmp_path):
+    """The first run has four records of 100 steps, the second has two of 200, hence two points."""
+    import curves
+
+    summary = {"algo": "sac", "env_id": "Pendulum-v1", "solved_threshold": -200, "device": "cpu", "versions": {}}
+    for seed, rows in enumerate(([(1, 10.0), (3, 30.0), (0, None), (0, None)], [(2, 5.0), (1, 8.0)])):
+        run = tmp_path / str(seed)
+        run.mkdir()
+        (run / "summary.json").write_text(json.dumps(summary))
+        records = [
+            {"seed": seed, "env_steps": 400 * (i + 1) // len(rows), "episodes": n, "return_mean": mean}
+            for i, (n, mean) in enumerate(rows)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    curve = curves.curve_of([tmp_path / "0", tmp_path / "1"])
+    assert curve["steps"] == [200, 400] and curve["seeds"] == [0, 1]
+    assert curve["returns"] == [[(1 * 10.0 + 3 * 30.0) / 4, None], [5.0, 8.0]]
