@@ -114,13 +114,18 @@ class CheckpointManager:
             "arrays": kinds,
             "host": {"scores": results, "num_saves": self.num_saved + 1, "others": host_state},
             "num_shards": self.plan.placement.num_shards,
-            "num_grad_workers": self.plan.placement.num_grad_workers,
+            "num_grad_workers": self._num_grad_workers(),
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume or bool(of_envs),
             "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
         self.saver.save(folder, arrays | buffered | of_envs, manifest, score)
         return None
+
+    def _num_grad_workers(self) -> int:
+        """Return the gradient workers of a resume: those of the first part of the run, unless it has fewer cores."""
+        before = self.plan.saved.manifest.get("num_grad_workers", 1) if self.plan.saved else 1
+        return max(before, self.plan.placement.num_grad_workers)
 
     def open_resources(self) -> None:
         """Open the agent's host resources, empty. Delete what no checkpoint names, and what is half written."""

@@ -12,7 +12,7 @@ import jaxrl_fast
 from jaxrl_fast import check, train, video
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.runs import files
-from jaxrl_fast.training import env_check
+from jaxrl_fast.training import build, env_check
 from tests.helpers import gym_envs
 
 MODULE = "tests.helpers.gym_envs"
@@ -95,6 +95,19 @@ def test_gradient_workers_learn_what_one_core_learns(tmp_path):
         assert one["episodes"] == other["episodes"] and one["valid_steps"] == other["valid_steps"]
         for name in ("return_mean", "td_loss", "q_value"):
             assert one[name] == pytest.approx(other[name], rel=1e-4), name
+
+
+@pytest.mark.slow  # three runs
+@pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
+def test_run_resumed_on_one_core_has_all_gradient_workers_when_resumed_on_several(tmp_path, monkeypatch):
+    folder, options = str(tmp_path / "run"), DQN | dict(env=f"{MODULE}:Walk", env_workers=0, total_steps=128)
+    runs = [jaxrl_fast.fit(**options, run_dir=folder)]
+    with monkeypatch.context() as one_core:
+        one_core.setattr(build, "max_grad_workers", lambda: 1)
+        runs += [jaxrl_fast.fit(resume=folder, total_steps=256)]
+    runs += [jaxrl_fast.fit(resume=folder, total_steps=384)]
+    workers = [run.summary["num_grad_workers"] for run in runs]
+    assert workers == [workers[0], 1, workers[0]] and workers[0] > 1
 
 
 def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, monkeypatch):
