@@ -19,6 +19,7 @@ import numpy as np
 import jaxrl_fast
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import files
+from jaxrl_fast.utils import formatting
 
 RESULTS = Path(__file__).parent / "results"
 KEPT = RESULTS / "curves.json"
@@ -109,7 +110,7 @@ def draw(curves: dict):
         axes.plot(steps, statistics.iqm(returns), color=INK, lw=2)
         if curve["solved_threshold"] is not None:
             axes.axhline(curve["solved_threshold"], color="0.4", lw=1, ls=(0, (4, 3)))
-        axes.set_title(f"{name} ({len(returns)} seeds)", loc="left", fontsize=10)
+        axes.set_title(f"{name} ({formatting.counted(len(returns), 'seed')})", loc="left", fontsize=10)
     figure.tight_layout()
     return figure
 
