@@ -38,8 +38,7 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
     """Return the algorithm that a command line names, and its options."""
     positional, written = tokenize(argv)
     if len(positional) > 1:
-        second = positional[1]
-        raise ValueError(f"only the algorithm is positional, got {second!r} too; use --env {second}")
+        raise ValueError(f"only the algorithm is positional, got {positional[1]!r} too; use --env {positional[1]!r}")
     return positional[0] if positional else "", written
 
 

@@ -422,7 +422,7 @@ MISTAKES = [
     ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("--preset ppo_pong", ["--preset: unknown option; did you mean --config?\n"]),
     ("dqn --clip-eps 1", ["--clip-eps: unknown option; did you mean --agent.clip-rewards?\n"]),
-    ("ppo CartPole-v1", ["got 'CartPole-v1' too; use --env CartPole-v1\n"]),
+    ("ppo CartPole-v1", ["got 'CartPole-v1' too; use --env 'CartPole-v1'\n"]),
     ("ppo --env ALE/Pong-v5", ["unknown backend 'ALE'", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env PongNoFrameskip-v4", ["unknown environment", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env Breakout", ["did you mean Breakout-MinAtar or envpool/Breakout-v5?\n"]),
