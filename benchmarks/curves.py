@@ -20,6 +20,7 @@ import jaxrl_fast
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import formatting
+from jaxrl_fast.utils.files import replace
 
 RESULTS = Path(__file__).parent / "results"
 KEPT = RESULTS / "curves.json"
@@ -45,7 +46,7 @@ def main():
         kept[preset] = (
             curve_of(args.runs) if args.runs else train(preset, args.first_seed, args.num_seeds, args.total_steps)
         )
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+        replace(KEPT, json.dumps(kept, indent=1) + "\n")
     if not kept:
         parser.error("no curves are kept yet: name presets to train")
     for algo in sorted({curve["algo"] for curve in kept.values()}):

@@ -60,7 +60,8 @@ def test_auto_replay_storage_is_first_with_enough_room(free):
     assert "in the host memory" in made.replay_note and "400.0 MB as they are" in made.replay_note
     assert storage_of(planned(replay_compression="none")) == ("disk", "none")
     free(GB // 5, on_disk=GB // 100)
-    with pytest.raises(ValueError, match=r"in any storage, got .* at most \d+ \(device\) or \d+ \(host\) or \d+"):
+    proposed = r"\d+ \(device\) or \d+ \(host\) or \d+ \(disk\)$"
+    with pytest.raises(ValueError, match=rf"does not fit in any storage, got 1000000; use at most {proposed}"):
         planned(replay_compression="none")
 
 
