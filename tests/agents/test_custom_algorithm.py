@@ -215,6 +215,14 @@ def test_error_message_has_location_for_bugs_but_not_for_errors_of_make(write, t
     for text, said in (
         (broken, "cannot learn in gymnax/CartPole-v1: ValueError: not enough values to unpack"),
         (HILL_CLIMBING.replace("    shape = ", "    raise ValueError('no')\n    shape = "), "error: no\n"),
+        (
+            HILL_CLIMBING.replace("    shape = ", "    raise ValueError('rollout_length: no')\n    shape = "),
+            "error: --agent.rollout-length: no\n",
+        ),
+        (
+            HILL_CLIMBING.replace("    shape = ", "    raise ValueError('total_steps: no')\n    shape = "),
+            "error: --total-steps: no\n",
+        ),
     ):
         name = write(text)
         assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
