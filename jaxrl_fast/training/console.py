@@ -79,7 +79,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     num_devices = max(plan.placement.num_shards, plan.placement.num_grad_workers)
     several = f" x {num_devices}" if num_devices > 1 else ""
     where = f"{devices.device()}{several} (jax {jax.__version__})"
-    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
+    parts = [plan.settings.algo, name, backend, formatting.counted(options.num_envs, "env"), seeds, where]
     if plan.settings.by_default:
         how_long = " until it is solved" if options.stop_when_solved else ""
         hint = "" if from_python.get() else "; --help lists all options"
@@ -199,10 +199,12 @@ def print_dry_run(plan: Plan, terminal: Console) -> None:
 
     options, spec = plan.settings.options, plan.env.spec
     obs = ", ".join(f"{part.dtype}{list(part.shape)}" for part in jax.tree.leaves(spec.obs))
-    terminal.print(f"shapes  observation {obs}   action {spec.action}   rollout {plan.agent.rollout_length} steps")
+    rollout = formatting.counted(plan.agent.rollout_length, "step")
+    terminal.print(f"shapes  observation {obs}   action {spec.action}   rollout {rollout}")
     steps = formatting.short_number(plan.num_updates * plan.steps_per_update)
-    each = f"{plan.agent.rollout_length} steps in each of {options.num_envs} environments"
-    terminal.print(f"dry run: {plan.num_updates} updates of {each} ({steps} steps); nothing was trained or written")
+    each = formatting.steps_of_rollout(plan.agent.rollout_length, options.num_envs)
+    num_updates = formatting.counted(plan.num_updates, "update")
+    terminal.print(f"dry run: {num_updates} of {each} ({steps} steps); nothing was trained or written")
 
 
 def memory_needed(plan: Plan, program_memory: int) -> str:
@@ -224,13 +226,13 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
     if summary["eval_return_mean"] is not None:
         parts.append(f"greedy {summary['eval_return_mean']:.1f}")
     if summary["eval_truncated"]:
-        parts.append(f"{summary['eval_truncated']} evaluation episodes did not end in time")
+        parts.append(f"{formatting.counted(summary['eval_truncated'], 'evaluation episode')} did not end in time")
     if summary["solved"]:
         steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
         parts.append(f"solved at {formatting.short_number(steps)} steps, {formatting.seconds(duration)}")
     elif summary["solved_threshold"] is not None:
         num_solved = sum(steps is not None for steps in summary["steps_to_solve_per_seed"])
-        parts.append(f"not solved ({num_solved} of {summary['num_seeds']} seeds)")
+        parts.append(f"not solved ({num_solved} of {formatting.counted(summary['num_seeds'], 'seed')})")
     with contextlib.suppress(ValueError):  # the file may have been edited
         parts.append(formatting.sparkline([r["return_mean"] for r in files.read_metrics(folder)]))
     write(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")

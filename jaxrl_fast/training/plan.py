@@ -18,7 +18,7 @@ from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
-from jaxrl_fast.utils import devices, locks
+from jaxrl_fast.utils import devices, formatting, locks
 from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.parsing import parse_period
 
@@ -157,8 +157,11 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     rollout_length = common.rollout_length(settings.agent, options.num_envs)
     steps_per_update = rollout_length * options.num_envs
     if steps_per_update > MAX_STEPS:
-        each = f"{rollout_length} in each of {options.num_envs} environments"
-        raise ValueError(f"an update must have at most {MAX_STEPS} steps, got {steps_per_update}: {each}")
+        each = formatting.steps_of_rollout(rollout_length, options.num_envs)
+        raise ValueError(
+            f"--num-envs: an update must have at most {MAX_STEPS} steps, got {steps_per_update} ({each}); use fewer "
+            "environments or a shorter rollout"
+        )
     num_updates = count_updates(options, steps_per_update, saved)
     settings, env, agent, placement = build.build(settings, algorithm, num_updates, before, done)
     options = settings.options
@@ -166,8 +169,8 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         check_on_host(settings, env, agent)
     if options.total_steps < steps_per_update:
         raise ValueError(
-            f"--total-steps: must be at least one update of {steps_per_update} steps ({rollout_length} in each of "
-            f"{options.num_envs} environments), got {options.total_steps}"
+            f"--total-steps: must be at least one update of {formatting.counted(steps_per_update, 'step')} "
+            f"({formatting.steps_of_rollout(rollout_length, options.num_envs)}), got {options.total_steps}"
         )
     eval_env = build.evaluation_env(options, env, done)
     if settings.algo not in configs.CONFIGS:

@@ -14,7 +14,7 @@ from jaxrl_fast.training import console, summary
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import RunLogger
-from jaxrl_fast.utils import compile_cache
+from jaxrl_fast.utils import compile_cache, formatting
 from jaxrl_fast.utils.memory import format_bytes
 
 
@@ -24,7 +24,7 @@ def open_envs(plan: Plan, terminal: Console) -> None:
         return
     opened = [plan.env] if plan.settings.options.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
     count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
-    with console.timed(terminal, f"making {count} environments", "made"):
+    with console.timed(terminal, f"making {formatting.counted(count, 'environment')}", "made"):
         for env in opened:
             env.open()
 

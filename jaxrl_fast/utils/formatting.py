@@ -55,6 +55,12 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def steps_of_rollout(length: int, num_envs: int) -> str:
+    """Return the steps of a rollout: "1 step in 1 environment", "128 steps in each of 16 environments"."""
+    each = "each of " if num_envs > 1 else ""
+    return f"{counted(length, 'step')} in {each}{counted(num_envs, 'environment')}"
+
+
 def sparkline(values: Sequence[float | None], width: int = 16) -> str:
     """Return a curve as at most `width` block characters, each the mean of an equal part of the known values."""
     known = [v for v in values if v is not None]

@@ -495,7 +495,7 @@ MISTAKES = [
     ("ppo --total-steps 1e400", ["--total-steps"]),
     (
         "ppo --total-steps 100",
-        ["--total-steps: must be at least one update of 512 steps (128 in each of 4 environments), got 100\n"],
+        ["--total-steps: must be at least one update of 512 steps (128 steps in each of 4 environments), got 100\n"],
     ),
     ("ppo --num-seeds 0", ["--num-seeds"]),
     ("ppo --seed -1", ["--seed", "-1"]),
@@ -674,7 +674,7 @@ MISTAKES = [
     ("--resume a_run --agent.no-anneal-lr", ["--agent.no-anneal-lr: a resume cannot change it from True, got False\n"]),
     (
         "--resume a_run --total-steps 3",
-        ["--total-steps: must be at least one update of 1024 steps (128 in each of 8 environments), got 3\n"],
+        ["--total-steps: must be at least one update of 1024 steps (128 steps in each of 8 environments), got 3\n"],
     ),
     (
         "--resume a_run --config ppo_cartpole",
@@ -687,11 +687,17 @@ MISTAKES = [
     ("--resume a_run --name b", ["--name: cannot be combined with --resume, which continues in the run directory\n"]),
     (
         "ppo --num-envs 100M",
-        ["an update must have at most 2147483647 steps, got 12800000000: 128 in each of 100000000 environments\n"],
+        [
+            "--num-envs: an update must have at most 2147483647 steps, got 12800000000 (128 steps in each of 100000000 "
+            "environments); use fewer environments or a shorter rollout\n"
+        ],
     ),
     (
         "ppo --agent.rollout-length 1e10",
-        ["an update must have at most 2147483647 steps, got 40000000000: 10000000000 in each of 4 environments\n"],
+        [
+            "--num-envs: an update must have at most 2147483647 steps, got 40000000000 (10000000000 steps in each of 4 "
+            "environments); use fewer environments or a shorter rollout\n"
+        ],
     ),
     ("--config dashed.yaml", ["--num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
     ("--config of_itself.yaml", ["of_itself.yaml line 1: not readable as YAML (aliases are not supported)\n"]),

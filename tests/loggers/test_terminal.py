@@ -191,6 +191,18 @@ def test_seconds_formats_duration_with_unit(duration, text):
     assert formatting.seconds(duration) == text
 
 
+@pytest.mark.parametrize(
+    ("length", "num_envs", "text"),
+    [
+        (1, 1, "1 step in 1 environment"),
+        (128, 1, "128 steps in 1 environment"),
+        (1, 2, "1 step in each of 2 environments"),
+    ],
+)
+def test_steps_of_rollout_has_the_right_plurals(length, num_envs, text):
+    assert formatting.steps_of_rollout(length, num_envs) == text
+
+
 def test_sparkline_scales_values_and_limits_width():
     assert formatting.sparkline([None, 0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert formatting.sparkline([3, 3]) == "▁▁"
