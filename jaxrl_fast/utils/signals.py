@@ -82,15 +82,21 @@ def _exit_at_once(thread: threading.Thread) -> None:
 
 @contextlib.contextmanager
 def raised_interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt, so that a command removes its unfinished files (`cli.start`)."""
+    """Let Ctrl-C raise KeyboardInterrupt and SIGTERM raise SystemExit, so that unfinished files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def leave(number, _):
+        """Exit with the status that a shell reports for this signal."""
+        raise SystemExit(128 + number)
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: leave}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)  # None: a handler that was not set from Python
+        _restore(previous)
 
 
 @contextlib.contextmanager
@@ -119,5 +125,10 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not set from Python
+        _restore(previous)
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    """Restore these signal handlers; None stands for one that was not set from Python."""
+    for number, handler in handlers.items():
+        signal.signal(number, handler or signal.SIG_DFL)

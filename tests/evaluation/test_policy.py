@@ -362,19 +362,22 @@ def test_video_command_never_overwrites_default_file(two, tmp_path, capsys):
         assert name in capsys.readouterr().out and (folder / name).is_file()
 
 
-def test_video_command_leaves_no_file_when_interrupted(two, monkeypatch):
-    """Send Ctrl-C while the first frame is written."""
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_video_command_leaves_no_file_when_interrupted(number, error, two, monkeypatch):
+    """Send the signal while the first frame is written."""
     before, heard = sorted(two.folder.iterdir()), []
-    monkeypatch.setattr(video, "write_gif", lambda path, *_: path.touch() or signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(video, "write_gif", lambda path, *_: path.touch() or signal.raise_signal(number))
     handler = lambda number, _: heard.append(number)
-    previous = signal.signal(signal.SIGINT, handler)
+    previous = signal.signal(number, handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error) as raised:
             video_.main([str(two.folder), "--seed", "2"])
-        assert signal.getsignal(signal.SIGINT) is handler and not heard
+        assert signal.getsignal(number) is handler and not heard
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(number, previous)
     assert sorted(two.folder.iterdir()) == before
+    if error is SystemExit:
+        assert raised.value.code == 128 + number
 
 
 def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):
