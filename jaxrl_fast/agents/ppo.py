@@ -362,7 +362,9 @@ def gradient_step(
     updates, next_optimizer = context.optimizer.update(gradient, optimizer, params)
     if context.config.adaptive_kl is not None and not isinstance(lr_scale, tuple):
         adapted = adapt_lr(context.config.adaptive_kl, context.config.learning_rate, lr_scale, approx_kl)
-        lr_scale = jnp.where(tried, adapted, lr_scale)
+        num_steps = context.config.num_epochs * context.config.num_minibatches
+        has_moved = optimizer[-1].count % num_steps > 0  # before the first step of an update, the KL is rounding only
+        lr_scale = jnp.where(tried & has_moved, adapted, lr_scale)
         updates = jax.tree.map(lambda x: lr_scale * x, updates)
     after = optax.apply_updates(params, updates), next_optimizer
     if context.config.target_kl is not None:
@@ -373,15 +375,14 @@ def gradient_step(
 
 
 def adapt_lr(target: float | Array, learning_rate: float | Array, scale: Array, approx_kl: Array) -> Array:
-    """Return the scale of the learning rate for this gradient step, f32 [], so that the rate stays in LR_RANGE.
+    """Return the scale of the learning rate for this gradient step, f32 [].
 
-    It falls if the divergence exceeds twice its target, and rises if it is below half of that. A divergence of 0 is
-    that of an unchanged policy, and says nothing.
+    It falls if the divergence exceeds twice its target, and rises if the divergence is below half of its target. The
+    rate stays in LR_RANGE, which is extended to include the configured rate.
     """
-    is_low = (approx_kl > 0) & (approx_kl < target / 2)
-    factor = jnp.where(approx_kl > 2 * target, 1 / LR_FACTOR, jnp.where(is_low, LR_FACTOR, 1.0))
-    low, high = LR_RANGE
-    return jnp.clip(scale * factor, low / learning_rate, high / learning_rate)
+    factor = jnp.where(approx_kl > 2 * target, 1 / LR_FACTOR, jnp.where(approx_kl < target / 2, LR_FACTOR, 1.0))
+    low, high = (bound / learning_rate for bound in LR_RANGE)
+    return jnp.clip(scale * factor, jnp.minimum(low, 1.0), jnp.maximum(high, 1.0))
 
 
 def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:

@@ -38,8 +38,9 @@ class PPO(common.OnPolicy):
     )
     adaptive_kl: float | None = option(
         None,
-        "Multiply or divide the learning rate by 1.5 before each gradient step, so that the approximate KL stays "
-        "between half and twice this (code of Rudin et al. 2022). none: off.",
+        "Multiply or divide the learning rate by 1.5 before each gradient step but the first of an update, so that the "
+        "approximate KL stays between half and twice this (code of Rudin et al. 2022). The rate stays between 1e-5 and "
+        "1e-2. none: off.",
         bounds=POSITIVE,
         needs=("anneal_lr", False),
         traced=True,
