@@ -52,7 +52,7 @@ CONTROL = {
     ),
     "sac": OFF_POLICY | dict(learning_starts=5_000, critic_learning_rate=1e-3, learn_temperature=True, num_critics=2),
     "td3": TD3 | dict(policy_delay=2, target_noise=0.2, target_noise_clip=0.5, num_critics=2),
-    "ddpg": TD3 | dict(policy_delay=1, target_noise=0.0, num_critics=1),
+    "ddpg": TD3 | dict(policy_delay=2, target_noise=0.0, num_critics=1),
 }  # fmt: skip
 FAST = dict(  # FastTD3's hyperparams.py for CheetahRun: 1024 environments, 2 gradient steps for each step of all
     num_envs=1024, buffer_size=10_240 * 1024, batch_size=32_768, replay_ratio=2 / 1024, learning_starts=10 * 1024,
