@@ -4,7 +4,8 @@ The policy is a tanh-Gaussian. A gradient step moves the critics, then the polic
 the temperature, then the target critics.
 
 Deviations from the second paper: The temperature's loss uses its logarithm, as in the authors' code. The entropies of
-the steps within an n-step return do not count. Log standard deviations are clipped to LOG_STD.
+the steps within an n-step return do not count. Log standard deviations are clipped to LOG_STD. With several devices,
+each draws its own subset of `num_target_critics` critics.
 """
 
 from collections.abc import Callable
@@ -92,6 +93,7 @@ def gradient_step(
     next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
     found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
+    metrics["temperature"] = metrics["weight"] * temperature(context, learner.params)
     move = partial(policy_step, context, batch.obs, noise_policy, found)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
@@ -172,7 +174,7 @@ def policy_loss(
     value = values.mean(0) if takes_mean else values.min(0)
     log_prob, alpha = pi.log_prob(sample), temperature(context, learner.params)
     losses = alpha * log_prob - value
-    metrics = {"policy_loss": losses, "entropy": -log_prob, "temperature": jnp.broadcast_to(alpha, losses.shape)}
+    metrics = {"policy_loss": losses, "entropy": -log_prob}
     target = context.config.target_entropy
     excess = -log_prob - (-context.action_size if target is None else target)
     return (weight * losses).sum(), ((weight * excess).sum(), metrics)
