@@ -78,7 +78,7 @@ def make_context(
 
     Raises ValueError if options contradict each other or the environment.
     """
-    size = action_noise.action_size(spec, type(config).__name__.lower(), "dqn or ppo")
+    size = action_noise.action_size(spec, type(config).__name__.lower())
     num_envs = spec.num_envs * parallelism.num_shards
     num_steps = rollout_length(config, num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
@@ -168,7 +168,7 @@ def _init(context: Context, init: Callable, key: Key) -> State:
 def _exploit(
     context: Context, policy: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
 ) -> Decision:
-    """Take the greedy actions. The carry belongs to exploration noise and does not change."""
+    """Take the greedy actions. The carry is the state of the exploration noise and does not change."""
     learner = state.learner
     return Decision(policy(context, learner.params, normalize.apply(learner.observations, inputs.obs)), carry)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.types import Box, EnvSpec, Key, PyTree
+from jaxrl_fast.types import Box, Discrete, EnvSpec, Key, PyTree
 
 
 class Noise(NamedTuple):
@@ -17,9 +17,10 @@ class Noise(NamedTuple):
     normal: Array  # [T, N, D] f32: independent standard normal numbers
 
 
-def action_size(spec: EnvSpec, algorithm: str, others: str) -> int:
-    """Return D, the numbers of a continuous action. Raise ValueError for another space, naming `others` to use."""
+def action_size(spec: EnvSpec, algorithm: str) -> int:
+    """Return D, the numbers of a continuous action. Raise ValueError for another space, naming algorithms for it."""
     if not isinstance(spec.action, Box):
+        others = "dqn or ppo" if isinstance(spec.action, Discrete) else "ppo"
         raise ValueError(f"{algorithm}: requires continuous actions, got {spec.action} of {spec.id}; try {others}")
     if len(spec.action.shape) != 1:
         shape = list(spec.action.shape)

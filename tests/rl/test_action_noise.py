@@ -109,18 +109,18 @@ def spec(action):
 
 
 def test_action_size_is_length_of_action_vector():
-    assert action_noise.action_size(spec(Box((3,))), "sac", "dqn or ppo") == 3
+    assert action_noise.action_size(spec(Box((3,))), "sac") == 3
 
 
 @pytest.mark.parametrize(
     ("action", "words"),
     [
         (Discrete(2), r"^sac: requires continuous actions, got Discrete\(num=2\) of test; try dqn or ppo$"),
-        (MultiDiscrete((2, 3)), r"^sac: requires continuous actions, got MultiDiscrete.* of test; try dqn or ppo$"),
+        (MultiDiscrete((2, 3)), r"^sac: requires continuous actions, got MultiDiscrete.* of test; try ppo$"),
         (Box((2, 2)), r"^sac: requires actions of shape \[D\], got \[2, 2\] of test; flatten them$"),
         (Box(()), r"^sac: requires actions of shape \[D\], got \[\] of test; flatten them$"),
     ],
 )
 def test_action_size_rejects_other_action_spaces(action, words):
     with pytest.raises(ValueError, match=words):
-        action_noise.action_size(spec(action), "sac", "dqn or ppo")
+        action_noise.action_size(spec(action), "sac")
