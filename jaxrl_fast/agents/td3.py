@@ -2,8 +2,8 @@
 
 DDPG (Lillicrap et al. 2016) is TD3 with one critic, no delay and no noise on target actions (`agents.ddpg`).
 
-The computation does not deviate from the paper. As in the authors' code, actions are clipped to the bounds before they
-are stored.
+With the default options, the computation is the paper's. As in the authors' code, actions are clipped to the bounds
+before they are stored.
 """
 
 from collections.abc import Callable

@@ -82,7 +82,11 @@ critic_learning_rate = partial(
     option, help="Learning rate of the critics; with anneal_lr, the initial one.", bounds=POSITIVE, traced=True
 )
 policy_delay = partial(option, bounds=COUNT)
-num_critics = partial(option, help="Number of critics; the target uses their minimum.", bounds=Bounds(1, 2**10))
+num_critics = partial(
+    option,
+    help="Number of critics; the target is the minimum of their values, unless value_head is quantile.",
+    bounds=Bounds(1, 2**10),
+)
 noise_theta = partial(
     option,
     help="Theta of Ornstein-Uhlenbeck exploration noise (Lillicrap et al. 2016 use 0.15); 1: independent noise at each "
