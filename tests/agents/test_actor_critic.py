@@ -308,6 +308,29 @@ def test_observation_statistics_exclude_reset_rows(algo):
     close(act(normalizing, state, obs), act(plain, wanted, by_numpy))
 
 
+@each_rule
+def test_observations_in_replay_are_normalized_by_current_statistics(algo):
+    """No gradient step follows the first of two rollouts. The oracle is an agent that is given normalized ones."""
+    options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5, learning_starts=16)
+    normalizing, plain = (make(algo, **options, normalize_observations=on) for on in (True, False))
+    rollouts = [rollout_of(4, 4, 3, 2, seed) for seed in (0, 1)]
+    obs = np.stack([5 * np.asarray(rollout.steps.obs) + shift for rollout, shift in zip(rollouts, (0, 20))])
+    seen = obs[np.stack([rollout.steps.valid for rollout in rollouts])]
+    by_numpy = np.clip((obs - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8), -10, 10)
+
+    def after(agent, obs):
+        state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+        for i, rollout in enumerate(rollouts):
+            steps = rollout.steps._replace(obs=jnp.float32(obs[i]))
+            state, metrics = update(state, rollout._replace(steps=steps), jax.random.key(i))
+            assert (metrics["gradient_steps"] > 0) == (i == 1)
+        return state.learner.params
+
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), after(normalizing, obs), after(plain, by_numpy)
+    )
+
+
 def kernels(params):
     return [x for path, x in jax.tree.leaves_with_path(params) if "kernel" in jax.tree_util.keystr(path)]
 

@@ -539,6 +539,22 @@ MISTAKES = [
     ("--config unknown_algo.yaml", ["sarsa"]),
     ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "requires discrete actions, got Box"]),
     ("pqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "pqn", "requires discrete actions, got Box"]),
+    *[
+        (
+            f"{algo} --env CartPole-v1",
+            [f"{algo}: requires continuous actions, got Discrete(num=2) of gymnax/CartPole-v1; try dqn or ppo\n"],
+        )
+        for algo in ("sac", "td3", "ddpg")
+    ],
+    *[
+        (f"{algo} --env Pendulum-v1 --agent.{option} 0", [f"--agent.{option}: must be at least 1{most}, got 0\n"])
+        for algo in ("sac", "td3", "ddpg")
+        for option, most in (("num-critics", " and at most 1024"), ("policy-delay", ""))
+    ],
+    (
+        "sac --env Pendulum-v1 --agent.buffer-size 1k --agent.learning-starts 10k",
+        ["--agent.learning-starts: must be at most buffer_size (1000), got 10000; use 1000 or fewer\n"],
+    ),
     ("dqn --agent.buffer-size 100", ["--agent.buffer-size: must hold one batch of 128, got 100;"]),
     (
         "dqn --agent.buffer-size 1000 --agent.batch-size 32",

@@ -52,6 +52,21 @@ RUNS = {
             learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,), buffer_size=512, batch_size=16, noise_theta=0.1
         ),
     ),
+    "statistics": dict(
+        algo="td3",
+        env="Pendulum-v1",
+        env_options=dict(max_steps_in_episode=60),
+        agent=dict(
+            learning_starts=64,
+            replay_ratio=0.25,
+            hidden_sizes=(8,),
+            buffer_size=512,
+            batch_size=16,
+            crossq=True,
+            crossq_warmup=100,
+            normalize_observations=True,
+        ),
+    ),
     "seeds": dict(
         algo="dqn",
         num_seeds=5,
