@@ -1,24 +1,26 @@
 """SAC: ours beside benchmarks/plain_sac.py, interleaved in one process, same hyperparameters; and beside itself.
 
-    python benchmarks/sac_speed.py                                  # CPU: all cases, about 8 minutes on 2 cores
-    python benchmarks/sac_speed.py --only sbx --sbx PYTHON --append # SBX on Pendulum, by the Python that has it
-    python benchmarks/sac_speed.py --gradient-steps 20000           # a GPU
+    python benchmarks/sac_speed.py --sbx PYTHON              # CPU: all cases, about 10 minutes on 2 cores
+    python benchmarks/sac_speed.py --gradient-steps 20000    # a GPU
 
     plain        Pendulum-v1 with 1, 16, 256 and 4096 environments, each beside the plain program
-    cheetah      envpool's HalfCheetah-v4 with one environment, ours alone
+    one          Pendulum-v1 and envpool's HalfCheetah-v4 with one environment, beside SBX, which PYTHON has
     population   8 seeds in one program, and 8 runs of one seed in turn, on Pendulum-v1 with 16 environments
-    sbx          SBX on Pendulum-v1 with one environment
 
 Networks have 2 layers of 256, batches have 256 transitions, and each environment step has one gradient step.
-side_by_side.py explains the method. `share_of_bound` is the share of the time that the matrix multiplications alone
-would take. They are timed in the same process.
+side_by_side.py explains the method. The steps of `plain` include the random ones at the start, those of `one` do not.
+`share_of_bound` is the share of the speed that the matrix products of a gradient step would allow at the highest rate
+of any product that is timed in this process (`product_rates`).
 """
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -40,35 +42,29 @@ PRESET = dict(
     critic_learning_rate=plain_sac.LEARNING_RATE,
     hidden_sizes=(plain_sac.WIDTH, plain_sac.WIDTH),
 )
-# Passes of a batch through a layer in a gradient step. The target: the actor once, both critics once. The critics:
-# forward, and backward to kernels and inputs. The actor: the same for itself; both critics forward and to their inputs.
-PASSES = 1 + 2 + 2 * 3 + 3 + 2 * 2
 SBX = """
 import sys, time, json
 from sbx import SAC
-steps, out = int(sys.argv[1]), []
-for seed in range(int(sys.argv[2])):
-    model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, buffer_size=20_000, learning_starts=1_000, seed=seed)
-    model.learn(1_500)
-    start = time.perf_counter()
-    model.learn(steps, reset_num_timesteps=False)
-    out.append(steps / (time.perf_counter() - start))
-print(json.dumps(out))
+env, steps, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = SAC("MlpPolicy", env, learning_rate=1e-3, buffer_size=20_000, learning_starts=1_000, seed=seed)
+model.learn(1_500)
+start = time.perf_counter()
+model.learn(steps, reset_num_timesteps=False)
+print(json.dumps(steps / (time.perf_counter() - start)))
 """
-
-
-PARTS = ("plain", "cheetah", "population", "sbx")
+PARTS = ("plain", "one", "population")
+ONE = {"Pendulum-v1": (3, 1), "envpool/HalfCheetah-v4": (17, 6)}  # numbers in an observation and in an action
 
 
 def main():
     """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; sbx needs --sbx")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--num-envs", default="1,16,256,4096", help="of the part plain")
     parser.add_argument("--gradient-steps", type=parse_int, default=2_000, help="of each training, at least")
     parser.add_argument("--num-seeds", type=int, default=8, help="of the part population")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--sbx", default="", help="a Python with sbx-rl and gymnasium")
+    parser.add_argument("--sbx", default="", help="a Python with sbx-rl and gymnasium[mujoco]")
     parser.add_argument("--append", action="store_true", help="to the JSON of earlier commands")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
@@ -76,12 +72,12 @@ def main():
     only = args.only.split(",")
     for num_envs in map(parse_int, args.num_envs.split(",")) if "plain" in only else ():
         report.add("cases", compare(num_envs, args.gradient_steps, args.rounds))
-    if "cheetah" in only:
-        report.put("half_cheetah", alone("envpool/HalfCheetah-v4", args.gradient_steps, args.rounds))
+    if "one" in only:
+        report.put("product_rates", product_rates())
+        for env, sizes_of_env in ONE.items():
+            report.add("one", one(env, sizes_of_env, args.gradient_steps, args.rounds, args.sbx))
     if "population" in only:
         report.put("population", population(args.num_seeds, args.gradient_steps // 4, args.rounds))
-    if "sbx" in only and args.sbx:
-        report.put("sbx", sbx(args.sbx, args.gradient_steps, args.rounds))
     print(f"written to {report.path}")
 
 
@@ -103,30 +99,33 @@ def compare(num_envs: int, gradient_steps: int, rounds: int) -> dict:
         num_updates, algo="sac", env="Pendulum-v1", num_envs=num_envs, agent=preset, total_steps=num_steps
     )
     measured = side_by_side.compare(plain, ours, num_updates, num_steps, rounds)
-    found = {"num_envs": num_envs, "rollout_length": length, "devices": num_devices} | measured
-    return found | share(measured["ours_steps_per_s"], preset, num_steps, rounds)
+    return {"num_envs": num_envs, "rollout_length": length, "devices": num_devices} | measured
 
 
-def share(steps_per_s: float, preset: dict, num_steps: int, rounds: int) -> dict:
-    """Gradient steps per second that the matrix time_multiplications alone allow, and which part of them is reached."""
-    bound, learning = 1 / time_multiplications(rounds), 1 - preset["learning_starts"] / num_steps
-    return {
-        "gradient_steps_per_s": round(steps_per_s * learning),
-        "gradient_steps_bound_per_s": round(bound),
-        "share_of_bound": round(steps_per_s * learning / bound, 3),
-    }
+def one(env: str, sizes_of_env: tuple[int, int], gradient_steps: int, rounds: int, sbx: str) -> dict:
+    """Time the gradient steps of one environment, and those of SBX on gymnasium's environment, in turn.
 
-
-def alone(env: str, gradient_steps: int, rounds: int) -> dict:
-    """Ours with one environment, nothing beside it."""
-    preset, length, num_updates = sizes(1, gradient_steps)
-    num_steps = num_updates * length
-    options = dict(algo="sac", env=env, num_envs=1, agent=preset, total_steps=num_steps)
+    The random steps at the start are not timed. Each round of SBX is a process, which compiles before its clock starts.
+    """
+    preset, length, _ = sizes(1, gradient_steps)
+    num_updates, before = -(-gradient_steps // length), -(-preset["learning_starts"] // length) + 1
+    options = dict(algo="sac", env=env, num_envs=1, agent=preset, total_steps=(num_updates + before) * length)
     ours, num_devices = side_by_side.build(num_updates, **options)
-    seconds = [side_by_side.timed(ours, np.int32(seed), num_updates)[0] for seed in range(-1, rounds)][1:]
-    speeds = [num_steps / x for x in seconds]
-    found = {"env": env, "env_steps": num_steps, "devices": num_devices} | middle(speeds)
-    return found | share(statistics.median(speeds), preset, num_steps, rounds)
+    speeds: dict[str, list[float]] = {"ours": [], "sbx": []}
+    for seed in range(-1, rounds):  # round -1 warms up
+        seconds, metrics = side_by_side.timed(ours, np.int32(max(seed, 0)), num_updates, before)
+        if seed < 0:
+            continue
+        speeds["ours"].append(float(metrics["gradient_steps"].sum()) / seconds)
+        if sbx:
+            command = [sbx, "-c", SBX, env.rpartition("/")[2], str(gradient_steps), str(seed)]
+            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            speeds["sbx"].append(json.loads(printed.splitlines()[-1]))
+    bound = max(product_rates().values()) / products(*sizes_of_env)
+    found = {"env": env, "gradient_steps": num_updates * length, "devices": num_devices}
+    found |= side_by_side.compared(speeds, "ours", "sbx") if sbx else middle(speeds["ours"])
+    median = statistics.median(speeds["ours"])
+    return found | {"bound_steps_per_s": round(bound), "share_of_bound": round(median / bound, 3)}
 
 
 def population(num_seeds: int, gradient_steps: int, rounds: int) -> dict:
@@ -158,26 +157,58 @@ def middle(speeds: list[float]) -> dict:
     return {"steps_per_s": round(statistics.median(speeds)), "least": round(min(speeds)), "most": round(max(speeds))}
 
 
-def time_multiplications(rounds: int) -> float:
-    """Return the median seconds of a gradient step's matrix multiplications in the second layers, on all cores."""
+def products(obs_size: int, action_size: int) -> float:
+    """Return the floating-point operations of the matrix products in a gradient step.
+
+    The target: the actor once, both critics once. The critics: forward, and backward to kernels and to the inputs of
+    layers. The actor: the same for itself; both critics forward, and backward to all inputs.
+    """
     width, rows = plain_sac.WIDTH, plain_sac.BATCH
-    x, w = jnp.ones((rows, width)), jnp.full((width, width), 1e-3)
-    many = 50 * PASSES
-    run = jax.jit(lambda x, w: jax.lax.fori_loop(0, many, lambda i, y: y @ w, x))
-    jax.block_until_ready(run(x, w))
-    found = []
-    for _ in range(max(rounds, 3)):
-        start = time.perf_counter()
-        jax.block_until_ready(run(x, w))
-        found.append((time.perf_counter() - start) / 50)
-    return statistics.median(found)
+
+    def layers(inputs: int, outputs: int) -> tuple[int, int]:
+        """Return the multiplications of a row in all layers, and in those after the first."""
+        after_first = width * width + width * outputs
+        return inputs * width + after_first, after_first
+
+    actor, actor_back = layers(obs_size, 2 * action_size)
+    critic, critic_back = layers(obs_size + action_size, 1)
+    target = actor + 2 * critic
+    of_critics = 2 * (2 * critic + critic_back)
+    of_actor = 2 * actor + actor_back + 2 * 2 * critic
+    return 2.0 * rows * (target + of_critics + of_actor)
 
 
-def sbx(python: str, num_steps: int, rounds: int) -> dict:
-    """Return the steps per second of SBX with the same hyperparameters, without compilation."""
-    command = [python, "-c", SBX, str(num_steps), str(rounds)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    return middle(found)
+@functools.cache
+def product_rates() -> dict[str, float]:
+    """Return operations per second of matrix products, the best of several tries for each form, on all cores."""
+    return rates_of(plain_sac.BATCH, plain_sac.WIDTH) | rates_of(2048, 2048)
+
+
+def rates_of(rows: int, width: int) -> dict[str, float]:
+    """Return the rates of products of [rows, width] and [width, width] by XLA and by BLAS."""
+    x, w = np.ones((rows, width), np.float32), np.full((width, width), 1 / width, np.float32)
+    times, num_cores = max(50 * 256**3 // (rows * width * width), 1), devices.num_cores()
+    chain = jax.jit(lambda x, w: jax.lax.fori_loop(0, times, lambda _, y: jnp.einsum("...rk,...kn->...rn", y, w), x))
+    pair = np.stack([x, x]), np.stack([w, w])
+    threads = ThreadPoolExecutor(num_cores)
+    forms: dict[str, tuple[Callable, int]] = {
+        "xla": (lambda: jax.block_until_ready(chain(x, w)), 1),
+        "xla_two_at_once": (lambda: jax.block_until_ready(chain(*pair)), 2),
+        "blas": (lambda: list(threads.map(lambda _: [x @ w for _ in range(times)], range(num_cores))), num_cores),
+    }
+    found = {}
+    for name, (run, number) in forms.items():
+        run()
+        seconds = min(seconds_of(run) for _ in range(7))
+        found[f"{name}_{rows}x{width}"] = 2.0 * number * times * rows * width * width / seconds
+    return found
+
+
+def seconds_of(run: Callable) -> float:
+    """Return the seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -439,6 +439,42 @@ def test_plain_dqn_makes_all_due_gradient_steps(monkeypatch):
     assert float((bias[0] - bias[10**6]).max()) == 640 / plain_dqn.TRAIN_EVERY
 
 
+def product_sizes(jaxpr, num_rows):
+    """Yield the floating-point operations of each matrix product of so many rows in a program and its inner ones."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            shapes = [x.aval.shape for x in (*equation.invars, *equation.outvars)]
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            if any(num_rows in shape for shape in shapes):
+                yield 2 * int(np.prod(shapes[2])) * int(np.prod([shapes[0][i] for i in contracted]))
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from product_sizes(inner, num_rows)
+
+
+def test_sac_speed_counts_products_of_plain_program(monkeypatch):
+    """A batch of 192 rows tells a gradient step from acting and from the initialization of networks."""
+    import plain_sac
+    import sac_speed
+
+    monkeypatch.setattr(plain_sac, "BATCH", 192)
+    program = jax.make_jaxpr(plain_sac.make(1, 1, start=0))(jax.random.key(0))
+    assert sum(product_sizes(program.jaxpr, 192)) == sac_speed.products(3, 1)
+
+
+def test_sac_speed_times_gradient_steps_alone(monkeypatch):
+    import plain_sac
+    import sac_speed
+
+    monkeypatch.setattr(plain_sac, "START", 40)
+    monkeypatch.setattr(sac_speed, "product_rates", lambda: {"slow": 1e9, "fast": 1e11})
+    found = sac_speed.one("Pendulum-v1", (3, 1), 32, 1, sbx="")
+    assert found["gradient_steps"] == 32 and found["steps_per_s"] == found["least"] == found["most"] > 0
+    assert found["bound_steps_per_s"] == round(1e11 / sac_speed.products(3, 1))
+    np.testing.assert_allclose(found["share_of_bound"], found["steps_per_s"] / found["bound_steps_per_s"], atol=0.01)
+
+
 @pytest.mark.slow
 def test_training_past_time_limit_is_saved_and_resumed_by_next_command(tmp_path):
     step = on_a_gpu.training("tiny", "--config ppo_cartpole --total-steps 1000M --eval-episodes 1")
