@@ -63,22 +63,20 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
     from jaxrl_fast.evaluation import match, policy, saved_run
     from jaxrl_fast.training import build
 
-    run_options = resume.of_run(folder).options
+    run_options, start = resume.of_run(folder).options, files.current_folder()
     as_here = dataclasses.replace(run_options, eval_episodes=options.episodes)
     for_evaluation = lambda on_device: build.num_eval_envs(as_here, as_here.eval_envs, on_device)
     num_envs = policy.num_exploration_envs(run_options) if options.explore else for_evaluation
     settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed, options.env_options, options.protocol)
-    saved = saved_run.read_run(folder, options.which, settings, envs, options.member)
+    saved = saved_run.read_run(folder, options.which, settings, envs, options.member, start)
     saved = saved if options.seed is None else saved_run.select_seed(saved, options.seed)
-    if options.against:
-        match.open_opponent(saved, options)  # raises ValueError if there is none
-    return saved
+    return saved._replace(opponents=match.open_opponent(saved, options)) if options.against else saved
 
 
 def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     """Evaluate each training seed, write evaluation.json and return its content plus `file`, its path or None.
 
-    With `options.against`, the result is that of `match.play`.
+    With `options.against`, the result is that of `match.play`, in match.json.
     """
     from jaxrl_fast.envs.host_env import original_errors
     from jaxrl_fast.evaluation import match
@@ -87,7 +85,8 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
     if options.against:
-        return match.play(saved, options, summarize)
+        result = match.play(saved, options, summarize)
+        return result | {"file": write(saved, match.MATCH, result)}
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
@@ -121,14 +120,21 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
         "device": devices.device(),
         "versions": fingerprint.versions(),
     }
-    path = saved.folder / EVALUATION
+    return result | {"file": write(saved, EVALUATION, result)}
+
+
+def write(saved: Any, name: str, result: dict[str, Any]) -> str | None:
+    """Write the result into the run's folder. Return the file's path, or None with a warning if that fails."""
+    from jaxrl_fast.utils import warnings
+
+    path = saved.folder / name
     try:
-        with files.claimed(path) as path:
+        with files.inside(saved.start), files.claimed(path) as path:
             path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         warnings.warn(f"{path} could not be written ({error.strerror})")
-        return result | {"file": None}
-    return result | {"file": str(path)}
+        return None
+    return str(path)
 
 
 def differences(trained: Any, options: Options) -> dict[str, Any]:

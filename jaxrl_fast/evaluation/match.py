@@ -1,11 +1,9 @@
 """Play the policies of a run against another run's policies, or against the environment's scripted opponent."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.utils import files, warnings
+from jaxrl_fast.utils import files
 from jaxrl_fast.utils.files import path_of
 
 SCRIPTED = "scripted"
@@ -13,10 +11,10 @@ MATCH = "match.json"
 
 
 def play(saved: Any, options: Any, summarize: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Act for each player in turn with the run's policy. Write match.json and return its content plus `file`.
+    """Act for each player in turn with the run's policy. Return the content of match.json.
 
     Args:
-        saved: The run's learners with environments for the evaluation (`saved_run.SavedRun`).
+        saved: The run's learners with environments for the evaluation and opponents (`saved_run.SavedRun`).
         options: `episodes.Options` with `against`: the folder of another run, whose first seed plays, or SCRIPTED.
         summarize: `episodes.summarize`.
 
@@ -28,16 +26,15 @@ def play(saved: Any, options: Any, summarize: Callable[..., dict[str, Any]]) -> 
     from jaxrl_fast.utils import compile_cache, devices
 
     names = saved.env.spec.players
-    opponent = open_opponent(saved, options)
     side = against_script if options.against == SCRIPTED else against_run
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache)
     with cache, original_errors():
-        found = {name: side(saved, opponent[i], i, options) for i, name in enumerate(names)}
+        found = {name: side(saved, saved.opponents[i], i, options) for i, name in enumerate(names)}
     sides = {}
     for name, (score, length, ended) in found.items():
         won = float((score[ended] > 0).mean()) if ended.any() else None
         sides[name] = summarize(score, length, ended) | {"won": won}
-    result = {
+    return {
         "algo": saved.settings.algo,
         "env_id": saved.env.spec.id,
         "checkpoint": saved.checkpoint.name,
@@ -48,7 +45,6 @@ def play(saved: Any, options: Any, summarize: Callable[..., dict[str, Any]]) -> 
         "sides": sides,
         "device": devices.device(),
     }
-    return result | {"file": write(saved.folder, result)}
 
 
 def open_opponent(saved: Any, options: Any) -> list[Any]:
@@ -68,14 +64,16 @@ def open_opponent(saved: Any, options: Any) -> list[Any]:
     if options.against == SCRIPTED:
         each = [options.env_options | {"opponent": SCRIPTED, "side": name} for name in mine.players]
         make = lambda own: saved_run.open_env(saved.folder, None, mine.num_games, options.play_seed, own)[1]
-        return [make(own) for own in each]
-    folder = path_of(options.against)
-    settings, env = saved_run.open_env(folder, None, 1, options.play_seed)
+        with files.inside(saved.start):
+            return [make(own) for own in each]
+    with files.inside(saved.start):
+        folder = path_of(options.against, "--against")
+        settings, env = saved_run.open_env(folder, None, 1, options.play_seed)
     theirs = env.spec
     if (mine.id, mine.obs, mine.action, mine.players) != (theirs.id, theirs.obs, theirs.action, theirs.players):
         same = f"a run in {mine.id} with the same observations and actions"
         raise ValueError(f"--against: must be {same}, got {folder}, trained in {theirs.id}")
-    other = saved_run.read_run(folder, options.which, settings, env, {})
+    other = saved_run.read_run(folder, options.which, settings, env, {}, saved.start)
     return [saved_run.select_seed(other, other.seeds[0])] * 2
 
 
@@ -107,15 +105,3 @@ def against_run(saved: Any, other: Any, player: int, options: Any) -> Any:
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     found = evaluation.episodes(state, -1 - options.play_seed)
     return tuple(evaluator.by_player(saved.env.spec.players, x)[player] for x in found)
-
-
-def write(folder: Path, result: dict[str, Any]) -> str | None:
-    """Write the result into the run's folder. Return the file's path, or None with a warning if that fails."""
-    path = folder / MATCH
-    try:
-        with files.claimed(path) as path:
-            path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        warnings.warn(f"{path} could not be written ({error.strerror})")
-        return None
-    return str(path)

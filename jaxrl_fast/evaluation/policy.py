@@ -17,6 +17,7 @@ from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Array, Decision, Env, EnvSpec, Key, PolicyInput, PyTree
+from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.importing import describe
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -51,7 +52,8 @@ def load(
     """Return the trained policy of the run in `folder`; see `api.load`."""
     if seed is not None and not hasattr(seed, "__index__"):
         raise ValueError(f"seed: must be a whole number, got {describe(seed)}")
-    saved = read_run(folder, which, *open_env(folder, env), member or {})
+    start = current_folder()
+    saved = read_run(folder, which, *open_env(folder, env), member or {}, start)
     saved = select_seed(saved, saved.seeds[0] if seed is None else seed)
     state = jax.device_put(saved.learners)
     options, names = saved.settings.options, saved.env.spec.players

@@ -21,6 +21,7 @@ from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, AtariProtocol, Env, Parallelism, PyTree
 from jaxrl_fast.utils import devices, warnings
+from jaxrl_fast.utils.files import current_folder, inside
 from jaxrl_fast.utils.parsing import parse_float
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -40,6 +41,8 @@ class SavedRun(NamedTuple):
     env_steps: int
     diverged: list[int]  # seeds with losses or parameters that are not finite
     member: dict[str, float]  # values that distinguish these members from others of the same group of a sweep
+    start: Path = Path()  # the directory that `folder` and options are relative to; environments may change the current
+    opponents: Sequence[Any] = ()  # of each player in a match, see `match.open_opponent`
 
 
 def open_env(
@@ -82,12 +85,22 @@ def open_env(
     return settings._replace(options=options), made
 
 
-def read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:
+def read_run(
+    folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any], start: Path | None = None
+) -> SavedRun:
     """Return the learners of all seeds. In a group of a sweep, only members with the values in `member` count.
+
+    `folder` is relative to `start`, by default the current directory, which making `env` may have changed.
 
     Raises:
         ValueError: If no checkpoint is intact, or the members with these values still differ in more than the seed.
     """
+    start = start or current_folder()
+    with inside(start):
+        return _read_run(folder, which, settings, env, member)._replace(start=start)
+
+
+def _read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:
     if which not in ("best", "last"):
         raise ValueError(f"which: must be 'best' or 'last', got {which!r}")
     labels = read_meta(folder / paths.CONFIG).get("members")

@@ -3,7 +3,7 @@
 import base64
 import html
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -82,6 +82,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     from jaxrl_fast.evaluation import render, saved_run
     from jaxrl_fast.evaluation.render.frames import enlarge
 
+    start = files.current_folder()
     settings, env = saved_run.open_env(folder, env, play_seed=options.play_seed)
     render_env, drawn = env.render, env.whole_obs.spec if env.whole_obs else env.spec
     if render_env is None or render.is_known(drawn.id):
@@ -89,7 +90,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     else:
         env.check_render()
         renderer = render.Renderer(lambda obs: enlarge(render_env()), 15)
-    saved = saved_run.read_run(folder, options.which, settings, env, options.member)
+    saved = saved_run.read_run(folder, options.which, settings, env, options.member, start)
     return saved_run.select_seed(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
 
 
@@ -101,15 +102,18 @@ def has_ffmpeg() -> bool:
 def record_video(saved: Any, renderer: Any, options: Options) -> Video:
     """Play the episodes and write the video file."""
     from jaxrl_fast.envs.host_env import original_errors
-    from jaxrl_fast.utils import compile_cache, devices, files
+    from jaxrl_fast.utils import compile_cache, devices
 
     last_moments: list[Any] = []
     fps = options.fps or renderer.fps
-    with nullcontext(path_of(options.out)) if options.out else files.claimed(saved.folder / NAME) as path:
+    with ExitStack() as stack:
+        with files.inside(saved.start):
+            path = path_of(options.out) if options.out else stack.enter_context(files.claimed(saved.folder / NAME))
+            aside = stack.enter_context(files.atomic_write(path))
+        stack.enter_context(compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device))
+        stack.enter_context(original_errors())
         write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
-        cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
-        with cache, original_errors(), files.atomic_write(path) as aside:
-            num_frames = write(aside, frames(saved, renderer, options, fps, last_moments), fps)
+        num_frames = write(aside, frames(saved, renderer, options, fps, last_moments), fps)
     if not saved.env.on_device:
         devices.release_envs([saved.env])
     num_cut = sum(not moment.over for moment in last_moments)

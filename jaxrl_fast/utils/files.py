@@ -62,12 +62,13 @@ def claim_file(path: Path) -> Path:
 def claimed(path: Path) -> Iterator[Path]:
     """Yield a `claim_file` to write to; it is removed if the context ends with an error."""
     claimed_path = claim_file(path)
+    created = claimed_path.absolute()
     try:
         yield claimed_path
     except BaseException:
         with contextlib.suppress(OSError):
-            if not claimed_path.stat().st_size:
-                claimed_path.unlink()
+            if not created.stat().st_size:
+                created.unlink()
         raise
 
 
@@ -100,6 +101,14 @@ def current_folder() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         return Path()
+
+
+def inside(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Make `folder` the current directory until the context ends, so that relative paths have their old meaning.
+
+    Environments may have changed the current directory. If they have not, nothing is done.
+    """
+    return contextlib.nullcontext() if current_folder() == folder else contextlib.chdir(folder)
 
 
 def path_of(text: str, option: str = "") -> Path:

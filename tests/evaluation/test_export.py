@@ -681,6 +681,13 @@ def test_export_folder_is_complete_or_absent_after_write_error(tmp_path, monkeyp
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "out"]
 
 
+def test_export_folder_is_where_the_command_began(tmp_path, monkeypatch):
+    """Write a relative folder after an environment has changed the current directory."""
+    exported = evaluation.export.Export(Path("out"), {"a": b"1"}, {}, start=tmp_path)
+    monkeypatch.chdir("/")
+    assert write(exported) == Path("out") and (tmp_path / "out" / "a").read_bytes() == b"1"
+
+
 def test_algorithms_with_npz_exist():
     assert set(numpy_mlp.NETWORKS) <= set(CONFIGS) and all(hasattr(agents.load(name), "make") for name in CONFIGS)
     assert callable(export_run)

@@ -17,12 +17,13 @@ import jax
 import numpy as np
 import pytest
 from flax.core import FrozenDict
+from gymnax.environments.classic_control.cartpole import CartPole
 from PIL import Image
 
 import jaxrl_fast
 from jaxrl_fast import evaluate
 from jaxrl_fast import video as video_
-from jaxrl_fast.evaluation import episodes, policy, saved_run, video
+from jaxrl_fast.evaluation import episodes, policy, render, saved_run, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
@@ -477,6 +478,50 @@ def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, in
     for word in words:
         assert word in err
     assert sorted(invalid_runs.rglob("*")) == before
+
+
+class DirectoryChangingCartPole(CartPole):
+    """Change the current directory when it is made."""
+
+    def __init__(self):
+        super().__init__()
+        os.chdir("/")
+
+
+@pytest.fixture(scope="module")
+def leaving(place):
+    """Return the name of a run in `place` whose environment changes the current directory."""
+    before = os.getcwd()
+    jaxrl_fast.fit(
+        algo="ppo", env=DirectoryChangingCartPole, num_envs=4, total_steps=256, run_dir=str(place / "leaving"),
+        agent=PPO, **TINY,
+    )  # fmt: skip
+    os.chdir(before)
+    return "leaving"
+
+
+def test_load_finds_relative_folder_of_environment_that_changes_directory(leaving, place, monkeypatch):
+    monkeypatch.chdir(place)
+    trained = jaxrl_fast.load(leaving)
+    assert os.getcwd() == "/" and trained.checkpoint.parts[:2] == (leaving, "checkpoints")
+
+
+def test_evaluate_prints_relative_path_when_environment_changes_directory(leaving, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert evaluate.main([leaving, "--episodes", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "written  leaving/evaluation.json"
+    assert os.getcwd() == "/" and (place / leaving / "evaluation.json").is_file()
+
+
+@pytest.mark.parametrize("out", ["", "mine.gif"])
+def test_video_is_relative_to_first_directory_when_environment_changes_it(out, leaving, place, monkeypatch, capsys):
+    black = render.Renderer(lambda obs: np.zeros((8, 8, 3), np.uint8), 30)
+    monkeypatch.setattr(render, "find", lambda *_: black)
+    monkeypatch.chdir(place)
+    assert video_.main([leaving, "--max-steps", "2", *(["--out", out] if out else [])]) == 0
+    shown = out or "leaving/video.gif"
+    assert os.getcwd() == "/" and capsys.readouterr().out.startswith(f"{shown}   3 frames")
+    assert (place / shown).stat().st_size
 
 
 @pytest.mark.parametrize("name", ["evaluate", "video", "plot", "envs"])

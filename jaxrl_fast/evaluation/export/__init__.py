@@ -35,6 +35,7 @@ class Export(NamedTuple):
     folder: Path
     files: dict[str, bytes]
     card: dict[str, Any]  # the content of policy.json
+    start: Path = Path()  # the directory that `folder` is relative to; environments may change the current one
 
 
 def export_run(folder: Path, options: Options, env: Any = None) -> Export:
@@ -53,8 +54,9 @@ def export_run(folder: Path, options: Options, env: Any = None) -> Export:
     from jaxrl_fast.evaluation import saved_run
     from jaxrl_fast.utils import devices
 
+    start = files.current_folder()
     settings, env = saved_run.open_env(folder, env)
-    saved = saved_run.read_run(folder, options.which, settings, env, options.member)
+    saved = saved_run.read_run(folder, options.which, settings, env, options.member, start)
     saved = saved_run.select_seed(saved, saved.seeds[0] if options.seed is None else options.seed)
     export = _build(saved, options, out)
     if not env.on_device:
@@ -68,17 +70,18 @@ def write(export: Export) -> Path:
     Raises:
         FileExistsError: If another program has created the folder since the export began.
     """
-    aside = export.folder.with_name(f"{files.ASIDE}{export.folder.name}")
-    export.folder.mkdir()
+    folder = export.start / export.folder
+    aside = folder.with_name(f"{files.ASIDE}{folder.name}")
+    folder.mkdir()
     try:
         aside.mkdir()
         for name, content in export.files.items():
             (aside / name).write_bytes(content)
             files.sync(aside / name)
-        aside.rename(export.folder)  # an empty folder may be replaced
+        aside.rename(folder)  # an empty folder may be replaced
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        export.folder.rmdir()
+        folder.rmdir()
         raise
     return export.folder
 
@@ -117,9 +120,9 @@ def _build(saved: Any, options: Options, out: Path) -> Export:
 
     policy = function.make(saved, options.sampled)
     contents, more = _serialize(saved, policy, options.to)
-    described = card.describe(
-        saved, policy, options.to, options.sampled, function.inputs(policy, options.to == "stablehlo"), more
-    )
+    inputs = function.inputs(policy, options.to == "stablehlo")
+    with files.inside(saved.start):
+        described = card.describe(saved, policy, options.to, options.sampled, inputs, more)
     described["check"] = check.compare(saved, policy, options.to, contents)
     config = settings.to_mapping(saved.settings) | {"env": saved.env.spec.id}
     if saved.member:
@@ -129,7 +132,7 @@ def _build(saved: Any, options: Options, out: Path) -> Export:
         "README.md": card.readme(described),
         "config.yaml": yaml.safe_dump(config, sort_keys=False),
     }
-    return Export(out, contents | {name: text.encode() for name, text in texts.items()}, described)
+    return Export(out, contents | {name: text.encode() for name, text in texts.items()}, described, saved.start)
 
 
 def _serialize(saved: Any, policy: Any, to: str) -> tuple[dict[str, bytes], dict[str, Any]]:
