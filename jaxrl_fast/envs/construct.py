@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.errors import where, why
 
 CHANGES = ("gray", "resize")  # of frames; Python environments change theirs on the host
 FRAME_OPTIONS = (*CHANGES, "frame_stack")  # of any environment whose observation is one image (`image`)
@@ -38,4 +38,6 @@ def call(env_id: str, construct: Callable[..., Any], given: Mapping[str, Any]) -
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         missing = isinstance(error, TypeError) and " missing " in str(error)
         hint = "; give it as an option of the environment" if missing else ""
-        raise ValueError(f"{env_id} cannot be made{values and ' with '}{values}: {why(error)}{hint}") from error
+        raise ValueError(
+            f"{env_id} cannot be made{values and ' with '}{values}: {why(error)}{where(error)}{hint}"
+        ) from error
