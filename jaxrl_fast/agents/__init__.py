@@ -14,6 +14,7 @@ from types import ModuleType
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.option import Option, options_of
+from jaxrl_fast.utils.parsing import one_line
 
 
 def load(name: str) -> ModuleType:
@@ -53,7 +54,7 @@ def _check_options(name: str, config: type) -> None:
     try:
         declared = options_of(config)
     except Exception as error:  # for example a name imported for type checkers only, or invalid bounds
-        raise ValueError(f"algorithm {name!r}: the fields of Config cannot be read ({error})") from error
+        raise ValueError(f"algorithm {name!r}: the fields of Config cannot be read ({one_line(error)})") from error
     if "rollout_length" not in declared:
         raise ValueError(f"algorithm {name!r}: Config must have a field rollout_length, the steps between updates")
     for option in declared.values():

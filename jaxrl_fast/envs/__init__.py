@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast.envs import construct
 from jaxrl_fast.utils import importing
+from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import nearest
 
 if TYPE_CHECKING:
@@ -246,5 +247,5 @@ def _backend(name: str) -> ModuleType:
         raise ValueError(_not_installed(name))
     try:
         return importlib.import_module(module_name(name))
-    except ImportError as error:
-        raise ValueError(f"{name} environments cannot be made because {name} does not import: {error}") from error
+    except Exception as error:  # a package may raise anything, for example beside another version of its dependencies
+        raise ValueError(f"{name} environments cannot be made because {name} does not import ({why(error)})") from error

@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_fast.envs.spaces import Bounds, narrow_dtype, true_bounds
 from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
+from jaxrl_fast.utils.parsing import one_line
 
 MAX_BYTE = 255
 MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers
@@ -28,7 +29,7 @@ ARRAYS = (  # the spaces whose elements are arrays of a fixed size
 
 def action_space(env_id: str, space: Any) -> tuple[Discrete | MultiDiscrete | Box, Any, Bounds]:
     """Return the action space for agents, the smallest discrete action, and the true bounds of a continuous one."""
-    unsupported = f"{env_id}: unsupported action space, got {space}"
+    unsupported = f"{env_id}: unsupported action space, got {one_line(space)}"
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(int(space.n)), int(space.start), ()
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
@@ -50,7 +51,8 @@ def as_tree(space: Any) -> PyTree:
 
 def check_observation(env_id: str, space: Any) -> None:
     """Raise ValueError unless an observation consists of arrays of numbers with a fixed size."""
-    unsupported, parts = f"{env_id}: unsupported observation space, got {space}", jax.tree.leaves(as_tree(space))
+    unsupported = f"{env_id}: unsupported observation space, got {one_line(space)}"
+    parts = jax.tree.leaves(as_tree(space))
     if not all(isinstance(part, ARRAYS) and np.dtype(part.dtype).kind in "buif" for part in parts):
         kinds = ", ".join(kind.__name__ for kind in ARRAYS)
         raise ValueError(f"{unsupported}; it must consist of {kinds}, in Dict and Tuple")

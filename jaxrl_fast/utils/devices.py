@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.memory import format_bytes
+from jaxrl_fast.utils.parsing import one_line
 
 
 def configure_cpu_devices(number: int | str = "auto") -> None:
@@ -114,7 +115,7 @@ def check_device() -> None:
     except (RuntimeError, AssertionError) as error:
         platforms = jax.config.values["jax_platforms"]
         prefix = f"JAX_PLATFORMS={platforms}: " if platforms else ""
-        reason = " ".join(str(error).split()) or "the platform is not supported"
+        reason = one_line(error) or "the platform is not supported"
         remedy = "; unset JAX_PLATFORMS" if platforms else ""
         raise ValueError(f"{prefix}JAX finds no device ({reason}){remedy}") from error
 

@@ -34,6 +34,11 @@ def shown(words: object) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def one_line(value: object) -> str:
+    """Return a value as text of one line, for a message: spaces and exceptions may have several lines."""
+    return " ".join(str(value).split())
+
+
 def parse_int(text: str) -> int:
     """Return an integer written as 64, 64k, 1e6, 1.5M or 2_000. Raise ValueError if it is not one."""
     factor = SUFFIXES.get(text[-1:], 1)

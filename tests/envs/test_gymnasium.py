@@ -304,6 +304,7 @@ class Spaces(gymnasium.Env):
 TEXT = gymnasium.spaces.Text(5)
 ONE = gymnasium.spaces.Box(0, 1, (1,))
 TWO_CHOICES = gymnasium.spaces.Discrete(2)
+ROWS = np.arange(4).reshape(2, 2)  # bounds that numpy prints in two lines
 
 
 @pytest.mark.parametrize(
@@ -323,6 +324,8 @@ TWO_CHOICES = gymnasium.spaces.Discrete(2)
         (ONE, gymnasium.spaces.Box(np.float32([0, -np.inf]), 1, (2,)), "got -inf to 1 for number 1 of an action; "),
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
         (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
+        (ONE, gymnasium.spaces.Box(ROWS, 9, dtype=np.int32), "unsupported action space, got Box([[0 1] [2 3]], 9"),
+        (gymnasium.spaces.Dict({"a": TEXT, "b": gymnasium.spaces.Box(ROWS, 9)}), TWO_CHOICES, "'b': Box([[0. 1.] ["),
     ],
     ids=parameter_id,
 )

@@ -79,6 +79,11 @@ class Costly(Counter):
         self.price = price
 
 
+class Failing(Counter):
+    def __init__(self):
+        raise RuntimeError("no data")
+
+
 GIVEN = {  # how an environment is given, and its name in messages
     "class": (lambda kind: kind, lambda kind: rf"{HERE}:{kind.__name__}"),
     "instance": (lambda kind: kind(), lambda kind: rf"{HERE}:{kind.__name__}"),
@@ -146,9 +151,24 @@ def test_error_message_names_environment_passed_as_config(given):
 
 def test_error_message_names_class_that_cannot_be_constructed():
     assert message(fit, Costly).startswith(f"{HERE}:Costly cannot be made: TypeError")
+    assert re.fullmatch(
+        rf"{HERE}:Failing cannot be made: RuntimeError: no data \(test_names.py:\d+, in __init__\)",
+        message(fit, Failing),
+    )
     assert message(envs.make, dict, 1) == (
         "env: must be an environment or a function that makes one, got builtins:dict"
     )
+
+
+@pytest.mark.parametrize("error", [ImportError("no a\nin b"), AttributeError("no a\nin b")])
+def test_error_message_has_one_line_when_package_of_suite_fails_to_import(error, monkeypatch):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(envs, "is_installed", lambda name: True)
+    monkeypatch.setattr(envs.importlib, "import_module", fail)
+    expected = f"brax environments cannot be made because brax does not import ({type(error).__name__}: no a)"
+    assert message(envs.make, "brax/ant", 1) == expected
 
 
 @pytest.mark.parametrize("given", ["class", "instance", "pair"])

@@ -20,7 +20,7 @@ from jaxrl_fast.envs.host_pool import PoolSpec
 from jaxrl_fast.types import EnvSpec, HostEnvConfig, PyTree
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import why
-from jaxrl_fast.utils.parsing import nearest
+from jaxrl_fast.utils.parsing import nearest, one_line
 
 warnings.filterwarnings("ignore", ".*precision lowered by casting")  # from gymnasium, about the bounds of a Box
 
@@ -234,7 +234,7 @@ def _observation(env_id: str, spec: Any) -> tuple[PyTree, PyTree]:
         raw["obs"] = parts[0]
     structure: Any = jax.tree.structure(raw["obs"])
     if structure != jax.tree.structure(spaces):
-        raise ValueError(f"{env_id}: unsupported observation space, got {spec.observation_space}")
+        raise ValueError(f"{env_id}: unsupported observation space, got {one_line(spec.observation_space)}")
     return raw["obs"], spaces
 
 
