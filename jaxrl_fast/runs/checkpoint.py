@@ -171,12 +171,15 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
-def damaged_resources(saved: Checkpoint) -> list[str]:
-    """Mark the damaged files that a checkpoint names outside of its folder. Return a sentence for each."""
-    problems = []
+def damaged_resources(saved: Checkpoint, moved_to: Path | None = None) -> list[str]:
+    """Mark the damaged files that a checkpoint names outside of its folder. Return a sentence for each.
+
+    The files are in the run's folder, or in that to which they were moved.
+    """
+    problems, parent = [], moved_to or saved.folder.parents[1]
     for name, part in saved.manifest.get(RESOURCES, {}).items():
         for file in part["files"]:
-            path = saved.folder.parents[1] / name / file["name"]
+            path = parent / name / file["name"]
             try:
                 if _digest(path, file["bytes"]) == file["sha256"]:
                     continue
@@ -198,11 +201,11 @@ def kept_resources(parent: Path) -> list[dict[str, Any]]:
 
 
 def newest(
-    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False
+    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False, moved_to: Path | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint without `unneeded` arrays, or None; and the problem of each newer one.
 
-    With `whole`, the files that it names outside of its folder must be intact as well.
+    With `whole`, the files that it names outside of its folder must be intact as well: see `damaged_resources`.
     """
     problems: list[str] = []
     for folder in reversed(folders(parent)):
@@ -211,7 +214,7 @@ def newest(
         except ValueError as error:
             problems.append(str(error))
             continue
-        wrong = damaged_resources(saved) if whole else []
+        wrong = damaged_resources(saved, moved_to) if whole else []
         if not wrong:
             return saved, problems
         problems.append(wrong[0])

@@ -99,11 +99,14 @@ def is_taken(folder: Path) -> bool:
         raise ValueError(f"cannot create the folder {folder} ({error.strerror}); choose another") from error
 
 
-def checkpoint_to_resume(folder: Path, drop_damaged: bool = False) -> "tuple[Checkpoint | None, tuple[str, ...]]":
+def checkpoint_to_resume(
+    folder: Path, drop_damaged: bool = False, moved_to: Path | None = None
+) -> "tuple[Checkpoint | None, tuple[str, ...]]":
     """Return the checkpoint to resume from, and a sentence for each problem with it or a newer one.
 
     Without a checkpoint (None), the run was killed or failed before its first one, and starts again. With
-    `drop_damaged`, files of the replay may be damaged, and the checkpoint marks them.
+    `drop_damaged`, files of the replay may be damaged, and the checkpoint marks them. `moved_to` is the folder to
+    which they were moved.
 
     Raises:
         ValueError: If all checkpoints are corrupt, or resuming would lose lines of metrics.jsonl.
@@ -111,7 +114,7 @@ def checkpoint_to_resume(folder: Path, drop_damaged: bool = False) -> "tuple[Che
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
 
-    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=not drop_damaged)
+    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=not drop_damaged, moved_to=moved_to)
     if saved is not None:
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics
@@ -123,7 +126,7 @@ def checkpoint_to_resume(folder: Path, drop_damaged: bool = False) -> "tuple[Che
     else:
         check_restart(folder)
     older = [f"{problem}; using the previous one" for problem in problems]
-    lost = checkpoint.damaged_resources(saved) if saved and drop_damaged else []
+    lost = checkpoint.damaged_resources(saved, moved_to) if saved and drop_damaged else []
     return saved, (*older, *(f"{problem}; resuming without the lost rows" for problem in lost))
 
 

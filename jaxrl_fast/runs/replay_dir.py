@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.paths import CONFIG
-from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.files import ASIDE, path_of
 from jaxrl_fast.utils.locks import LOCK
 
 OWNER, OPTION = "replay-of.txt", "--replay-dir"
@@ -60,30 +60,42 @@ def link(run: Path, folder: Path | None, names: Sequence[str]) -> None:
         raise ValueError(f"{OPTION}: {folder} cannot be written ({error.strerror}); choose another") from error
 
 
-def relink(run: Path, moved_to: Path | None) -> None:
-    """Check that a run to be resumed has its linked files, and link to the folder to which they were moved.
+def links(run: Path) -> list[Path]:
+    """Return the links of a run to the folders of its replay."""
+    return [path for path in sorted(run.glob(f"{PREFIX}*")) if path.is_symlink()]
+
+
+def check_links(run: Path, moved_to: Path | None) -> None:
+    """Check that a run to be resumed has its linked files, in the folder to which they were moved if that is given.
 
     Raises ValueError if they are missing, or belong to another run, for example the original of a copied run.
     """
-    links = [path for path in sorted(run.glob(f"{PREFIX}*")) if path.is_symlink()]
-    if moved_to and not links:
+    if moved_to and not links(run):
         raise ValueError(f"{OPTION}: the replay of {run} is in the run directory, got {moved_to}; drop the option")
-    for path in links:
+    for path in links(run):
         folder = moved_to or path.readlink().parent
         if not (folder / path.name).is_dir():
             raise ValueError(f"--resume {run}: there is no {folder / path.name}; name its new place with {OPTION}")
         owner = _owner(folder)
         if owner and owner != run.resolve() and (owner / CONFIG).is_file():
             raise ValueError(f"--resume {run}: {folder} has the replay of another run, {owner}; resume that one")
+
+
+def relink(run: Path, moved_to: Path | None) -> None:
+    """Note the run as the owner of its linked files, and link to the folder to which they were moved."""
+    for path in links(run):
+        folder = moved_to or path.readlink().parent
         (folder / OWNER).write_text(f"{run.resolve()}\n", encoding="utf-8", errors="surrogateescape")
         if moved_to:
-            path.unlink()
-            path.symlink_to(folder / path.name)
+            aside = path.with_name(f"{ASIDE}{path.name}")
+            aside.unlink(missing_ok=True)
+            aside.symlink_to(folder / path.name)
+            aside.replace(path)
 
 
-def size(run: Path) -> int:
-    """Return the bytes that the files of a run's replay take."""
-    return sum(path.stat().st_size for path in run.glob(f"{PREFIX}*/*{ENDING}"))
+def size(folder: Path) -> int:
+    """Return the bytes that the files of a run's replay take, in its folder or in that of --replay-dir."""
+    return sum(path.stat().st_size for path in folder.glob(f"{PREFIX}*/*{ENDING}"))
 
 
 def delete(run: Path, names: Sequence[str]) -> int:

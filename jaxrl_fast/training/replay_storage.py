@@ -98,9 +98,9 @@ def decide(
 def _free_on_disk(options: Options) -> int | None:
     """Return the bytes on the disk of the replay's files, free or taken by them already; None if they are unknown."""
     run = Path(options.resume or options.run_dir or paths.RUNS)
-    links = [path for path in run.glob(f"{replay_dir.PREFIX}*") if path.is_symlink()]
+    links = replay_dir.links(run)
     free = disk.free_bytes(Path(options.replay_dir or (links[0].resolve() if links else run)))
-    return free if free is None or not options.resume else free + replay_dir.size(run)
+    return free if free is None or not options.resume else free + replay_dir.size(Path(options.replay_dir or run))
 
 
 def _note(

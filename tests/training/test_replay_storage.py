@@ -160,11 +160,34 @@ def test_replay_dir_holds_files_and_may_move(tmp_path, capsys):
     assert "must have the replay of" in refused(capsys, "--resume", str(run), "--replay-dir", str(disk_b))
     disk_a.rename(disk_b)
     assert "there is no" in refused(capsys, "--resume", str(run))
+    moved = ["--resume", str(run), "--replay-dir", str(disk_b)]
+    assert train.main([*moved, "--dry-run"]) == 0
+    assert "--total-steps: must be at least the 256 steps" in refused(capsys, *moved, "--total-steps", "64")
+    assert (run / "replay").readlink() == disk_a / "replay"
     longer = ["--total-steps", "320", "--no-keep-replay"]
     assert train.main(["--resume", str(run), "--replay-dir", str(disk_b), *longer]) == 0
     assert "deleted the files of the replay" in capsys.readouterr().out
     assert [*disk_b.iterdir()] == [] and not (run / "replay").is_symlink()
     assert jaxrl_fast.load(run, which="last").env_steps == 320
+
+
+def test_replay_link_is_kept_when_relinking_fails(tmp_path, monkeypatch):
+    run, old, new = (tmp_path / name for name in ("run", "old", "new"))
+    for folder in (run, old / "replay", new / "replay"):
+        folder.mkdir(parents=True)
+    (run / "replay").symlink_to(old / "replay")
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay_dir.Path, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        replay_dir.relink(run, new)
+    assert (run / "replay").readlink() == old / "replay"
+    monkeypatch.undo()
+    replay_dir.relink(run, new)
+    assert [path.readlink() for path in run.iterdir()] == [new / "replay"]
+    assert (new / replay_dir.OWNER).read_text() == f"{run}\n"
 
 
 def test_replay_file_names_match_journal():
