@@ -22,6 +22,7 @@ from jaxrl_fast.utils.parsing import (
     parse_seconds,
 )
 
+MAX_DOUBLE = 1e308
 SWITCHES = (bool, bool | None)  # types of options that need no value: --x and --no-x
 EXPECTED = {
     int: "a whole number (64, 64k, 10M, 1e6)",
@@ -52,8 +53,10 @@ def read_values(
         name = setting.name
         if name not in known:
             refuse_unknown(setting, known, algo, program)
-        value = convert(known[name], setting)
-        values[name] = values[name] | value if isinstance(value, dict) and name in values else value
+        option, value = known[name], convert(known[name], setting)
+        if setting.on_command_line and option.kind is str and value == option.default == "":
+            raise ValueError(f"{setting.origin}: must not be empty, got ''; give a value or leave it out")
+        values[name] = values[name] | value if typing.get_origin(option.kind) is dict and name in values else value
     return values
 
 
@@ -94,11 +97,18 @@ def convert(option: Option, setting: Setting) -> Any:
 def _check_bounds(option: Option, setting: Setting, value: Any) -> None:
     """Raise ValueError if a number is out of the option's bounds, or does not fit into float32."""
     for number in value if isinstance(value, tuple) else (value,):
-        shown = f"{number:g}" if isinstance(number, int | float) and abs(number) > 10**15 else number
+        shown = _short(number) if isinstance(number, int | float) else number
         if isinstance(number, float) and number and not MIN_FLOAT <= abs(number) <= MAX_FLOAT:
             raise ValueError(f"{setting.origin}: must be a 32-bit number, got {shown}")
         if option.bounds and isinstance(number, int | float) and number not in option.bounds:
             raise ValueError(f"{setting.origin}: must be {option.bounds}, got {shown}")
+
+
+def _short(number: float) -> str:
+    """Return a number for a message, which a float cannot hold if it is a large whole number."""
+    if abs(number) > MAX_DOUBLE:
+        return "a number beyond 1e308"
+    return f"{number:g}" if abs(number) > 10**15 else str(number)
 
 
 def is_integer(option: Option) -> bool:

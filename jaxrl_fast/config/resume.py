@@ -1,6 +1,8 @@
 """Read the settings of an existing run, and check the changes that a resume asks for."""
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -116,5 +118,7 @@ def file_of_run(folder: Path, origin: str) -> Path:
 
 def nearest_with(file: str, folder: Path) -> str:
     """Return a hint at the nearest name next to a directory without this file, of directories that have it."""
-    siblings = [f.name for f in folder.parent.iterdir() if (f / file).is_file()] if folder.parent.is_dir() else []
+    siblings = []
+    with contextlib.suppress(OSError):  # the parent does not exist or is private, and so may siblings be
+        siblings = [f.name for f in folder.parent.iterdir() if os.path.isfile(f / file)]
     return nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))

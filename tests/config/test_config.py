@@ -656,6 +656,9 @@ MISTAKES = [
     ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
     ("--resume", ["--resume: needs a value; give a run directory\n"]),
     ("--resume=", ["--resume: must be a run directory, got ''\n"]),
+    ("ppo --run-dir=", ["--run-dir: must not be empty, got ''; give a value or leave it out\n"]),
+    ("ppo --name=", ["--name: must not be empty, got ''; give a value or leave it out\n"]),
+    ("ppo --replay-dir=", ["--replay-dir: must not be empty, got ''; give a value or leave it out\n"]),
     (
         "--config members.yaml",
         ["--config: a preset cannot hold several values of seed, agent.learning_rate, got 2 members of a sweep in "],
@@ -838,6 +841,36 @@ def test_run_dir_keyword_overrides_name_of_preset(place, monkeypatch):
     (place / "placed.yaml").write_text("name: mine\n")
     options = load.from_keywords(place / "placed.yaml", run_dir="out").options
     assert (options.run_dir, options.name) == ("out", "")
+
+
+def test_empty_text_in_preset_is_the_default(place):
+    (place / "nameless.yaml").write_text("name: ''\nreplay_dir: ''\n")
+    assert load.from_keywords(place / "nameless.yaml").options == load.from_keywords(algo="ppo").options
+
+
+def test_mapping_as_env_replaces_the_env_of_the_preset():
+    assert load.from_keywords("ppo_cartpole", env={"id": 1}).options.env == {"id": 1}  # envs.make refuses it
+
+
+def test_whole_number_that_no_float_holds_is_rejected_in_one_line():
+    with pytest.raises(ValueError, match=r"^num_envs: must be .*, got a number beyond 1e308$"):
+        load.from_keywords(algo="ppo", num_envs=10**400)
+
+
+def test_nearest_run_ignores_private_folders(tmp_path, monkeypatch):
+    for name in ("mine", "private"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    stat = os.stat
+
+    def stat_public(path, *args, **kwargs):
+        if "private" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat_public)
+    assert resume.nearest_with("config.yaml", tmp_path / "mime") == f"; did you mean {tmp_path / 'mine'}?"
+    assert resume.nearest_with("config.yaml", tmp_path / "privat") == ""
 
 
 @pytest.mark.parametrize("nothing", ["", None])
