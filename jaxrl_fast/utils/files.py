@@ -1,6 +1,7 @@
 """Parse paths, find free names and replace files atomically."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,12 @@ def check_writable(path: Path) -> None:
     path = path.resolve()
     if not (os.access(path.parent, os.W_OK) and (os.access(path, os.W_OK) or not path.exists())):
         raise ValueError(f"{path} cannot be written (no permission); choose another file with --out")
+    try:
+        os.lstat(path.with_name(f"{ASIDE}{path.name}"))
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # that of the file itself may not be
+            problem = f"the name {path.name[:60]}... is too long for a temporary file {ASIDE}NAME"
+            raise ValueError(f"--out: {problem}, got {len(path.name)} characters; use a shorter one") from error
 
 
 def is_folder_name(name: str) -> bool:
