@@ -139,7 +139,8 @@ def check_restart(folder: Path) -> None:
     from jaxrl_fast.runs import checkpoint
 
     metrics, summary = folder / paths.METRICS, files.summary_if_any(folder)
-    ended = bool(summary) and (summary["status"] in ("done", "diverged") or summary["num_checkpoints"] > 0)
+    begun = summary.get("status") in ("running", "stopped", "failed") and summary.get("num_checkpoints") == 0
+    ended = bool(summary) and not begun  # also if the file was edited
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(

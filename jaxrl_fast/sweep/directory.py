@@ -56,7 +56,15 @@ def read_plan(folder: Path) -> SweepPlan:
             raise LookupError("groups")
         own = (*content["columns"],), content["scale"], content["base_num_envs"]
         return SweepPlan(folder.absolute(), groups, *own, place=folder)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        UnicodeDecodeError,
+        yaml.YAMLError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"{path} is not a valid sweep file ({type(error).__name__})") from error
 
 

@@ -269,7 +269,7 @@ def _check_can_continue(sweep: SweepPlan) -> None:
 def _check_env_names(sweep: SweepPlan) -> None:
     """Raise ValueError if an environment was given as an object: sweep.yaml holds only its repr."""
     for group in sweep.groups.values():
-        env = group.settings.options.env
+        env = str(group.settings.options.env)
         if re.search(r"[^\w./:-]", env):
             remedy = "resume with jaxrl_fast.sweep(...) and the same arguments"
             name = re.sub(r"<(?:class ')?(.+)\.(.+?)(?:'| object)>", r"\1:\2", env)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -612,6 +613,7 @@ MISTAKES = [
     ("cart --to pickle", ["--to", "'pickle'", "'stablehlo' or 'onnx' or 'npz'"]),
     ("cart --seed 9", ["seed 9: cart has trained seeds 3 to 4"]),
     ("cart --out empty", ["--out: must be a new folder, got empty, which exists"]),
+    (f"cart --out {'x' * 250}", ["--out: the name xxx", "got 250 characters; use a shorter one"]),
     ("cart --out no/where", ["--out: must be in an existing folder", "no/where"]),
     ("cart --to onnx", ["--to onnx: needs onnx", 'pip install "jaxrl_fast[onnx]"']),
     ("board --to npz", ["--to npz: needs a network of dense layers (mlp)", "use stablehlo or onnx"]),
@@ -686,6 +688,14 @@ def test_export_folder_is_where_the_command_began(tmp_path, monkeypatch):
     exported = evaluation.export.Export(Path("out"), {"a": b"1"}, {}, start=tmp_path)
     monkeypatch.chdir("/")
     assert write(exported) == Path("out") and (tmp_path / "out" / "a").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("seeds", [1, [1], None])
+def test_card_ignores_damaged_evaluations(seeds, tmp_path):
+    (tmp_path / "evaluation.json").write_text(json.dumps({"seeds": seeds}))
+    (tmp_path / "summary.json").write_text(json.dumps({"evaluations": seeds}))
+    saved = SimpleNamespace(folder=tmp_path, checkpoint=tmp_path, member={}, seeds=[0], env_steps=1)
+    assert card.evaluation(saved, False) is None
 
 
 def test_algorithms_with_npz_exist():

@@ -438,6 +438,8 @@ MISTAKES = [
     (line.format(name), [w.format(name) for w in words]) for name in ("evaluate", "video") for line, words in BOTH
 ]
 MISTAKES += [
+    ("evaluate cart --against=", ["--against: must not be empty, got ''; give a value or leave it out"]),
+    (f"video cart --out {'x' * 246}.gif", ["--out: the name xxx", "got 250 characters; use a shorter one"]),
     ("video cart --fps 0", ["--fps", "at least 1"]),
     ("video cart --fps 500", ["--fps", "at most 100"]),
     ("video cart --max-steps 0", ["--max-steps", "at least 1"]),

@@ -210,6 +210,9 @@ MISTAKES = [
     ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is not a valid path"]),
     ("--resume no_members", ["no_members/sweep.yaml is not a valid sweep file"]),
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not a valid sweep file"]),
+    ("--resume deep", ["deep/sweep.yaml is not a valid sweep file (RecursionError)"]),
+    ("--resume numeric", ["env: must be an id, such as 'CartPole-v1', or an environment, got 3"]),
+    ("ppo --sweep-dir=", ["--sweep-dir: must not be empty, got ''; give a value or leave it out"]),
     ("ppo --name taken", ["taken", "is not a sweep"]),
     ("--resume sweeps/a_swep", ["the folder has no sweep.yaml; did you mean sweeps/a_sweep?"]),
     ("ppo --agent.gamma 0..4", ["--agent.gamma: must be a number, got '0..4'\n"]),
@@ -260,7 +263,10 @@ def place(tmp_path_factory):
         (run / "config.yaml").write_text("algo: ppo\n")
     (folder / "no_groups").mkdir()
     (folder / "no_groups" / "sweep.yaml").write_text(yaml.safe_dump(content | {"groups": []}))
-    for name, wrong in (("no_members", {"members": []}), ("elsewhere", {"folder": "../x"})):
+    (folder / "deep").mkdir()
+    (folder / "deep" / "sweep.yaml").write_text("[" * 5000)
+    numeric = {"config": content["groups"][0]["config"] | {"env": 3}}
+    for name, wrong in (("no_members", {"members": []}), ("elsewhere", {"folder": "../x"}), ("numeric", numeric)):
         (folder / name).mkdir()
         bad = content | {"groups": [content["groups"][0] | wrong]}
         (folder / name / "sweep.yaml").write_text(yaml.safe_dump(bad))

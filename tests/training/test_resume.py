@@ -470,6 +470,14 @@ def test_resume_rejects_run_with_deleted_checkpoints(left, tmp_path, unbroken, c
     assert directory.check_restart(folder) is None
 
 
+def test_resume_rejects_restart_when_summary_has_no_status(tmp_path):
+    """The file was edited, so that it is unknown how the run ended."""
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "summary.json").write_text('{"algo": "ppo"}')
+    with pytest.raises(ValueError, match="the run has no checkpoint, and starting again would overwrite"):
+        directory.check_restart(tmp_path)
+
+
 def test_resume_uses_previous_checkpoint_when_newest_is_damaged(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)

@@ -102,7 +102,7 @@ def evaluation(saved: SavedRun, sampled: bool) -> dict[str, Any] | None:
     }
     for path in sorted(saved.folder.glob("evaluation*.json"), key=lambda p: p.stat().st_mtime, reverse=True):
         found = _read(path)
-        rows = [row for row in found.get("seeds", []) if row.get("seed") == saved.seeds[0]]
+        rows = [row for row in _rows(found, "seeds") if row.get("seed") == saved.seeds[0]]
         if rows and {name: found.get(name) for name in wanted} == wanted:
             names = ("mean", "std", "low", "high")
             numbers = {f"return_{n}": rows[0].get(f"eval_return_{n}") for n in names}
@@ -112,7 +112,7 @@ def evaluation(saved: SavedRun, sampled: bool) -> dict[str, Any] | None:
                 "source": path.name,
             }
     summary = files.summary_if_any(saved.folder)
-    rows = [row for row in summary.get("evaluations", []) if row.get("env_steps") == saved.env_steps]
+    rows = [row for row in _rows(summary, "evaluations") if row.get("env_steps") == saved.env_steps]
     if sampled or saved.member or not rows or not rows[-1].get("eval_episodes"):
         return None
     mean, std, number = (rows[-1][f"eval_{n}"] for n in ("return_mean", "return_std", "episodes"))
@@ -127,6 +127,12 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
+
+
+def _rows(content: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return a list of dictionaries in a file, without anything else that an edited file may hold there."""
+    rows = content.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def readme(card: dict[str, Any]) -> str:
