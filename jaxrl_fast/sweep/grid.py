@@ -246,7 +246,7 @@ def _own(written: list[Setting]) -> tuple[SweepOptions, str, str]:
     if own.retry and not (resume or name or own.sweep_dir):
         raise ValueError("--retry: needs the sweep to retry; add --resume, --name or --sweep-dir")
     if own.slurm_options and own.launcher != "slurm":
-        raise ValueError("--slurm-options: needs --launcher slurm")
+        raise ValueError("--slurm-option: needs --launcher slurm")
     if own.launcher == "slurm" and own.workers > 1:
         raise ValueError(f"--workers: must be 1 with --launcher slurm, which has a job per group, got {own.workers}")
     return own, name, resume

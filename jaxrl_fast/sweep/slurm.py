@@ -39,5 +39,5 @@ def _executor(folder: Path, options: Mapping[str, Any], cluster: str) -> Any:
     try:
         executor.update_parameters(**{"name": "jaxrl_fast", "timeout_min": TIMEOUT_MIN} | given)
     except (NameError, TypeError, ValueError, AssertionError) as error:
-        raise ValueError(f"--slurm-options: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--slurm-option: {str(error).splitlines()[0]}") from error
     return executor

@@ -112,10 +112,14 @@ def from_function() -> Iterator[None]:
 
 
 def as_keywords(text: str) -> str:
-    """Return a message with --num-envs as num_envs and --no-overlap as overlap=False, except in whole commands."""
+    """Return a message with --num-envs as num_envs and --no-overlap as overlap=False, except in whole commands.
+
+    Options of several pairs have a plural in Python: --env-option is env_options.
+    """
 
     def spell(match: re.Match[str]) -> str:
         name = f"{match['agent'] or ''}{match['name'].replace('-', '_')}"
+        name += "s" * name.endswith("_option")
         return f"{name}=False" if match["no"] else name
 
     parts = re.split(COMMAND, text)

@@ -31,6 +31,7 @@ def test_why_returns_first_line_of_error_below_traceback():
         ("--agent.clip-coef: has no effect", "agent.clip_coef: has no effect"),
         ("use --no-stop-when-solved to train on", "use stop_when_solved=False to train on"),
         ("--seed: x; python -m jaxrl_fast.sweep --seed 0..4", "seed: x; python -m jaxrl_fast.sweep --seed 0..4"),
+        ("--slurm-option: x; use --env-option num_threads", "slurm_options: x; use env_options num_threads"),
         ("a--b and a -- b stay", "a--b and a -- b stay"),
     ],
 )  # fmt: skip
