@@ -116,7 +116,7 @@ def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
         name = env_id.partition("/")[2]
         families.setdefault(family_of(name).rpartition(".")[2], []).append(name)
     for family, names in families.items():
-        yield f"  {family} ({len(names)})" if family else f"  {len(names)} names"
+        yield f"  {family} ({len(names)})" if family else f"  {formatting.counted(len(names), 'name')}"
         whole = textwrap.TextWrapper(116, "    ", "    ", break_on_hyphens=False, break_long_words=False)
         yield whole.fill("  ".join(names))
     yield f"  {USAGE.program} PATTERN also shows observations and actions"
@@ -133,9 +133,9 @@ def shown(obs: Any) -> str:
 def action(space: Any) -> str:
     """Return a description of an action space."""
     if hasattr(space, "num"):
-        return f"{space.num} actions"
+        return formatting.counted(space.num, "action")
     if hasattr(space, "nums"):
-        return f"{len(space.nums)} choices among {', '.join(map(str, space.nums))}"
+        return f"{formatting.counted(len(space.nums), 'choice')} among {', '.join(map(str, space.nums))}"
     return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"
 
 

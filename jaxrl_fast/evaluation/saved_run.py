@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ import jax
 from jaxrl_fast import envs
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import paths, resume
+from jaxrl_fast.config.names import PROGRAM
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings
@@ -22,6 +24,7 @@ from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, AtariProtocol, Env, Parallelism, PyTree
 from jaxrl_fast.utils import devices, warnings
 from jaxrl_fast.utils.files import current_folder, inside
+from jaxrl_fast.utils.formatting import counted
 from jaxrl_fast.utils.parsing import parse_float
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -130,7 +133,11 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
     for name, value in member.items():
         full_name = f"agent.{name.removeprefix('agent.').replace('-', '_')}"
         if full_name not in names:
-            differ = f"members of {folder} differ in {join_names(names)}" if names else f"{folder} has a single member"
+            differ = (
+                f"members of {folder} differ in {join_names(names)}"
+                if names
+                else f"{folder} has a single member; leave --member out"
+            )
             raise ValueError(f"--member {name}={value}: {differ}")
         if full_name in requested:
             raise ValueError(f"--member: {full_name} is given twice")
@@ -156,10 +163,9 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
 
 
 def _describe_seeds(seeds: list[int]) -> str:
-    """Return "seed 3", "seeds 0 to 4" or "seeds 4, 9"."""
+    """Return "3", "0 to 4" or "4 or 9"."""
     consecutive = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
-    which = f"{seeds[0]} to {seeds[-1]}" if consecutive and len(seeds) > 1 else join_names(map(str, seeds))
-    return f"seed{'s' * (len(seeds) > 1)} {which}"
+    return f"{seeds[0]} to {seeds[-1]}" if consecutive and len(seeds) > 1 else " or ".join(map(str, seeds))
 
 
 def _checkpoint_hint(folder: Path) -> str:
@@ -188,7 +194,9 @@ def choose_checkpoint(folder: Path, which: Which, unneeded: checkpoint.Unneeded)
     newest, newer_problems = checkpoint.newest(parent, unneeded)
     problems += [line for line in newer_problems if line not in problems]
     if newest is None:
-        raise ValueError(f"{folder}: none of its {len(problems)} checkpoints is intact ({problems[0]})")
+        got = f"got {counted(len(problems), 'damaged checkpoint')} ({problems[0]})"
+        again = f"{PROGRAM} --config {quote(str(folder / paths.CONFIG))}"
+        raise ValueError(f"{folder}: needs an intact checkpoint, {got}; train again with {again}")
     for line in problems:
         warnings.warn(f"{line}; using {newest.folder.name} instead")
     return newest
@@ -197,7 +205,8 @@ def choose_checkpoint(folder: Path, which: Which, unneeded: checkpoint.Unneeded)
 def select_seed(saved: SavedRun, seed: int) -> SavedRun:
     """Return the learner of one seed, without a seed axis. Raise ValueError if the run has no such seed."""
     if seed not in saved.seeds:
-        raise ValueError(f"seed {seed}: {saved.folder} has trained {_describe_seeds(saved.seeds)}")
+        trained = f"must be {_describe_seeds(saved.seeds)}, which {saved.folder} has trained"
+        raise ValueError(f"--seed: {trained}, got {seed}; leave it out")
     index = saved.seeds.index(seed)
     learner = jax.tree.map(lambda x: x[index], saved.learners) if len(saved.seeds) > 1 else saved.learners
     return saved._replace(seeds=[seed], learners=learner)

@@ -12,6 +12,7 @@ from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import locks
 from jaxrl_fast.utils.files import is_folder_name, path_of
+from jaxrl_fast.utils.formatting import counted
 
 if TYPE_CHECKING:
     from jaxrl_fast.runs.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ def chosen(options: Options, start: Path = Path()) -> Path | None:
     else:
         return None
     if is_taken(start / folder):
-        raise ValueError(_exists_message(folder))
+        raise ValueError(_exists_message(folder, options))
     return folder
 
 
@@ -60,7 +61,7 @@ def make(settings: Settings, env: "Env", start: Path) -> Path:
         except OSError as error:
             reason = f"cannot create the folder {folder} ({error.strerror})"
             raise ValueError(f"--run-dir: {reason}; choose another") from error
-    raise ValueError(_exists_message(start / folder))
+    raise ValueError(_exists_message(start / folder, settings.options))
 
 
 def default(settings: Settings, env: "Env") -> Path:
@@ -74,21 +75,22 @@ def name_of_env(env_id: str) -> str:
     return re.sub(r"[^\w.-]+", "-", env_id.rpartition("/")[2].rpartition(":")[2])[:40].strip("-")
 
 
-def claim(folder: Path) -> locks.Lock:
-    """Lock a run's folder for this process. Raise ValueError if another process has it."""
+def claim(folder: Path, option: str = "--resume") -> locks.Lock:
+    """Lock a run's folder, chosen by `option`, for this process. Raise ValueError if another process has it."""
     try:
         return locks.Lock(folder)
     except BlockingIOError:
-        raise ValueError(f"another process is writing to the run {folder}") from None
+        raise ValueError(f"{option}: another process is writing to the run, got {folder}; wait for its end") from None
     except OSError as error:
-        raise ValueError(f"the run folder {folder} cannot be written ({error.strerror})") from error
+        problem = f"the folder cannot be written ({error.strerror})"
+        raise ValueError(f"{option}: {problem}, got {folder}; change its permissions") from error
 
 
-def check_free(folder: Path, lock: locks.Lock) -> None:
+def check_free(folder: Path, lock: locks.Lock, options: Options) -> None:
     """Release the lock and raise ValueError if another run has used the folder since it was chosen."""
     if is_taken(folder):
         lock.release()
-        raise ValueError(_exists_message(folder))
+        raise ValueError(_exists_message(folder, options))
 
 
 def is_taken(folder: Path) -> bool:
@@ -119,10 +121,10 @@ def checkpoint_to_resume(
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics
         can_drop = not drop_damaged and checkpoint.newest(folder / CHECKPOINTS)[0] is not None
-        remedy = "; use --on-damaged-replay drop to resume without the lost rows" if can_drop else ""
-        raise ValueError(
-            f"--resume {folder}: none of its {len(problems)} checkpoints is intact ({problems[0]}){remedy}"
-        )
+        anew = f"start a new run with --config {folder / paths.CONFIG}"
+        remedy = "use --on-damaged-replay drop to resume without the lost rows" if can_drop else anew
+        got = f"got {counted(len(problems), 'damaged checkpoint')} ({problems[0]})"
+        raise ValueError(f"--resume {folder}: needs an intact checkpoint, {got}; {remedy}")
     else:
         check_restart(folder)
     older = [f"{problem}; using the previous one" for problem in problems]
@@ -165,10 +167,15 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
         raise ValueError(f"--resume {folder}: {paths.METRICS} was changed after {saved.folder.name}; {remedy}")
 
 
-def _exists_message(folder: Path) -> str:
+def option_of(options: Options) -> str:
+    """Return the option that chooses a run's folder."""
+    return "--run-dir" if options.run_dir else "--name"
+
+
+def _exists_message(folder: Path, options: Options) -> str:
     """Return the error message for a run's folder that exists."""
     command = f"--resume {quote(str(folder))}"
     if (folder.parent / paths.SWEEP_FILE).is_file():
         command = files.resume_command(folder)
     hint = f", or resume it with {command}" if (folder / paths.CONFIG).is_file() else ""
-    return f"the run folder {folder} exists already; choose another --run-dir or --name{hint}"
+    return f"{option_of(options)}: must be a new or empty folder, got {folder}; choose another{hint}"

@@ -199,7 +199,7 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
         raise ValueError(exists(chosen))
     own = request.columns, request.own.scale, request.base_num_envs
     sweep = SweepPlan(start / chosen, groups, *own, place=chosen)
-    lock = directory.claim(sweep.folder)
+    lock = directory.claim(sweep.folder, option)
     try:
         if directory.is_taken(sweep.folder):  # another sweep may have taken it before the lock was taken
             raise ValueError(exists(chosen))

@@ -36,7 +36,9 @@ def execute(sweep: SweepPlan) -> int:
         if sweep.sweep_options.launcher == "slurm":
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.sweep_options.slurm_options)
             table = sweep.shown(sweep.folder / paths.SWEEP_TABLE)
-            terminal.print(f"{len(jobs)} jobs submitted; each rewrites {table} at its end")
+            terminal.print(
+                f"{formatting.counted(len(jobs), 'job')} submitted, each of which rewrites {table} at its end"
+            )
             return 0
         run = run_workers if sweep.sweep_options.workers > 1 else work_loop
         signal, num_unsaved = run(sweep, terminal)
@@ -72,7 +74,7 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
         parts.append(f"{formatting.counted(len(unfinished(sweep)), 'program')} left")
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
-        terminal.print(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
+        terminal.print(f"scale  {sweep.scale}, from {formatting.counted(sweep.base_num_envs, 'environment')}")
     for line in unused(sweep):
         warnings.warn(line)
     for note in single_numbers(sweep):
@@ -84,7 +86,9 @@ def unused(sweep: SweepPlan) -> list[str]:
     """Return a warning for each option of the sweep that has no effect, or a smaller one than requested."""
     lines, num_left, workers = [], len(unfinished(sweep)), sweep.sweep_options.workers
     if sweep.scale != "none" and all(g.settings.options.num_envs == sweep.base_num_envs for g in sweep.groups.values()):
-        lines += [f"--scale: has no effect; all trainings have {sweep.base_num_envs} environments"]
+        lines += [
+            f"--scale: has no effect; every training has {formatting.counted(sweep.base_num_envs, 'environment')}"
+        ]
     if workers > max(num_left, 1):
         left = formatting.counted(num_left, "program")
         lines += [

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.utils.formatting import counted
 from jaxrl_fast.utils.option import options_of
 
 SCALED = {
@@ -30,9 +31,10 @@ class Rule(NamedTuple):
         else:
             value = max(value, 1)  # fewer rows than a minibatch has are one minibatch
             if value != int(value):
+                scaled = f"{counted(now, 'minibatch', 'es')} for {counted(self.base, 'environment')}"
                 raise ValueError(
-                    f"--scale minibatches: {now} minibatches for {self.base} environments must scale to a whole "
-                    f"number, got {value:g} for {num_envs}; use a multiple of {self.base}, or a divisor"
+                    f"--scale minibatches: {scaled} must scale to a whole number, got {value:g} for {num_envs}; "
+                    f"use a multiple of {self.base}, or a divisor"
                 )
             value = int(value)
         return settings._replace(agent=dataclasses.replace(settings.agent, **{self.name: value}))

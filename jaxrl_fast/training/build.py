@@ -232,11 +232,13 @@ def _num_shards(
         return next((count for count in counts if num_envs % (count * num_pools) == 0 and parts % count == 0), 1)
     asked = int(options.devices)
     if asked > num_devices:
-        raise ValueError(f"--devices: must be at most the {num_devices} devices of JAX, got {asked}")
+        problem = f"must be at most {num_devices}, the number of JAX's devices"
+        raise ValueError(f"--devices: {problem}, got {asked}; use {num_devices}")
     if asked > 1 and "shards" not in supported:
         raise ValueError(f'--devices: {settings.algo} must declare SUPPORTS = {{"shards"}}, got {asked}; use 1')
     if num_envs % asked:
-        raise ValueError(f"--devices: must divide --num-envs {num_envs}, got {asked}")
+        most = next(count for count in range(asked, 0, -1) if num_envs % count == 0)
+        raise ValueError(f"--devices: must divide --num-envs {num_envs}, got {asked}; use {most}")
     return asked
 
 

@@ -92,9 +92,8 @@ def choose(settings: Settings) -> Settings:
         found = best_trial(trials)
         if found is None:
             tried = trials[0]
-            raise ValueError(
-                f"--num-envs auto: no environment count works; e.g. num_envs={tried.num_envs} failed: {tried.why}"
-            )
+            reason = f"{formatting.counted(tried.num_envs, 'environment')} failed: {tried.why}"
+            raise ValueError(f"--num-envs: no number of environments works, got auto; {reason}")
         terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} chosen")
     return with_count(settings, found.num_envs)
 
@@ -107,7 +106,8 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
     num_updates = -(-options.total_steps // steps_per_update)
     if options.total_steps < steps_per_update or num_envs > 1 and num_updates < MIN_UPDATES:
         made = options.total_steps // steps_per_update
-        return Trial(num_envs, why=f"{options.total_steps} steps are {made} updates only", too_many=True)
+        steps, updates = formatting.counted(options.total_steps, "step"), formatting.counted(made, "update")
+        return Trial(num_envs, why=f"{steps} in total, only {updates}", too_many=True)
     try:
         settings, env, _, placement = build.build(settings, algorithm, num_updates)
         agent = build.make_agent(without_warmup(settings.agent), algorithm, env, num_updates)

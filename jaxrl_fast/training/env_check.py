@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.errors import EnvFault
 from jaxrl_fast.utils.option import COUNT, SIZE, Bounds, option
 
@@ -158,7 +159,8 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
                               "so add a time limit: --env-option max_episode_steps=1000")  # fmt: skip
     lengths = np.concatenate([np.diff(np.flatnonzero(one)) - 1 for one in last.T])
     if num_terminated > 1 and not num_truncated and len(lengths) > 1 and len(set(lengths.tolist())) == 1:
-        yield Finding("fix", f"ends         every episode terminated after {lengths[0]} steps; if that is a time "
+        after = formatting.counted(int(lengths[0]), "step")
+        yield Finding("fix", f"ends         every episode terminated after {after}; if that is a time "
                               "limit, report it as truncated, so that values bootstrap there")  # fmt: skip
     begins = np.vstack([np.zeros_like(rows.last[:1]), rows.last[:-1]])  # rows without a reward
     low, high = float(rows.reward[~begins].min()), float(rows.reward[~begins].max())
@@ -233,10 +235,10 @@ def _settings(env_id: Any, options: Options) -> Any:
 
 def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
     """Yield findings about the duration of a step, alone and as a part of a training."""
-    from jaxrl_fast.utils.formatting import short_number
-
     each = rows.duration / rows.ends.size
-    yield Finding("ok", f"speed        {short_number(1 / each)} steps per second with {NUM_ENVS} environments")
+    yield Finding(
+        "ok", f"speed        {formatting.short_number(1 / each)} steps per second with {NUM_ENVS} environments"
+    )
     if settings is None:
         return
     try:
@@ -247,9 +249,9 @@ def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
         yield Finding("note", f"training     not timed: {error}")
         return
     share = min(each * rate, 1.0)
-    setting = f"{options.algo} with {options.num_envs} environments"
-    yield Finding("ok", f"training     {short_number(rate)} steps per second by {setting}, of which the environment "
-                        f"takes about {share:.0%}")  # fmt: skip
+    setting = f"{options.algo} with {formatting.counted(options.num_envs, 'environment')}"
+    speed = f"{formatting.short_number(rate)} steps per second by {setting}"
+    yield Finding("ok", f"training     {speed}, of which the environment takes about {share:.0%}")
 
 
 def _training_rate(settings: Any) -> float:

@@ -113,8 +113,8 @@ def make_plan(settings: Settings) -> Plan:
         raise
     folder = start / place
     if lock is None:
-        lock = directory.claim(folder)
-        directory.check_free(folder, lock)
+        lock = directory.claim(folder, directory.option_of(options))
+        directory.check_free(folder, lock, options)
         replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.resources])
     return ready._replace(folder=folder, lock=lock, place=place)
 

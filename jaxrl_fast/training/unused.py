@@ -15,6 +15,7 @@ from jaxrl_fast.config.options import Options, known_options
 from jaxrl_fast.training import build
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Box
+from jaxrl_fast.utils.formatting import counted
 from jaxrl_fast.utils.option import options_of
 
 
@@ -41,7 +42,8 @@ def _too_many_workers(plan: Plan) -> list[str]:
     asked, most = plan.settings.options.env_workers, plan.env.spec.num_envs // plan.env.parallelism.num_pools
     if asked == "auto" or asked <= most:
         return []
-    return [f"--env-workers: a pool of {most} environments uses at most {most} workers, got {asked}; use {most}"]
+    size, uses = counted(most, "environment"), counted(most, "worker")
+    return [f"--env-workers: a pool of {size} uses at most {uses}, got {asked}; use {most}"]
 
 
 def reasons(rows: Iterable[Unused]) -> dict[str, str]:
@@ -60,10 +62,11 @@ def _of_run(plan: Plan) -> list[Unused]:
     has_workers = any("worker process" in line for line in env.info)
     num_episodes, in_sweep = options.eval_episodes, bool(plan.members)  # a sweep has other defaults
     num_eval_envs = [build.num_eval_envs(options, n, env.on_device) for n in (options.eval_envs, Options().eval_envs)]
+    needs = f"{counted(num_episodes, 'episode')} need{'s' * (num_episodes == 1)} {counted(num_episodes, 'environment')}"
     all_episodes_at_once = options.eval_envs > num_episodes and len({*num_eval_envs}) == 1
     has_replay = hasattr(plan.settings.agent, "replay_compression")
     return [
-        ("eval_envs", all_episodes_at_once, f"{num_episodes} episodes need {num_episodes} environments"),
+        ("eval_envs", all_episodes_at_once, needs),
         ("console_every", options.log_level == "quiet" and not in_sweep, "log_level is quiet"),
         ("project", not (options.wandb or options.trackio), "neither wandb nor trackio is on"),
         ("host_bridge", env.on_device, on_device),

@@ -15,9 +15,10 @@ def progress_line(record: Mapping[str, Any], width: int | None = None) -> str:
         record: A record of metrics.jsonl.
         width: The maximum number of characters, or None. A longer line loses losses first, then the episodes.
     """
-    score = "no episode ended since then"
+    score = "no episode ended"
     if record["return_mean"] is not None:
-        played = f"(len {record['episode_length_mean']:.0f}, {short_number(record['episodes'])} eps)"
+        episodes = f"{short_number(record['episodes'])} ep{'s' * (record['episodes'] != 1)}"
+        played = f"(len {record['episode_length_mean']:.0f}, {episodes})"
         score = f"return {record['return_mean']:7.1f} {played}"
     losses = [name for name in record if name.endswith("loss") and name != "policy_loss"][:1]
     losses += [name for name in record if name == "entropy"]
@@ -50,9 +51,9 @@ def seconds(duration: float) -> str:
     return f"{duration / 60:.0f} min" if duration < 5970 else f"{duration / 3600:.1f} h"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, what: str, ending: str = "s") -> str:
     """Return a number with its noun: "1 program", "2 programs"."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number} {what}{ending * (number != 1)}"
 
 
 def steps_of_rollout(length: int, num_envs: int) -> str:

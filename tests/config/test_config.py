@@ -666,7 +666,10 @@ MISTAKES = [
     ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to resume; use --resume a_run\n"]),
     ("--seed 3 ppo", ["--seed: takes one value, got 3 ppo\n"]),
     ("--agent.anneal-lr ppo", ["--agent.anneal-lr: must be true or false, got 'ppo'\n"]),
-    ("ppo --run-dir a_run", ["a_run exists already", "or resume it with --resume a_run"]),
+    (
+        "ppo --run-dir a_run",
+        ["--run-dir: must be a new or empty folder, got a_run; choose another, or resume it with --resume a_run\n"],
+    ),
     ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
     (
@@ -951,7 +954,9 @@ def test_plot_rejects_unwritable_output_before_reading_runs(out, tmp_path, monke
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).resolve() not in closed)
     monkeypatch.setattr(compare, "find_runs", lambda _: pytest.fail("it began"))
     assert plot.main(["runs", *out]) == 2
-    assert (error := capsys.readouterr().err).count("\n") == 1 and "no permission" in error
+    there = str(tmp_path.resolve() / (out[1] if out else "plot.png"))
+    said = f"error: --out: must be writable, got {there!r} (no permission); choose another file\n"
+    assert capsys.readouterr().err == said
 
 
 def test_video_rejects_unwritable_output(tmp_path, monkeypatch, capsys):

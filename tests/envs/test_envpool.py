@@ -461,7 +461,7 @@ def test_make_rejects_unsupported_task_or_option_without_opening_pool(name, opti
 MISTAKES = [
     ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width", "36 to 1024", "got 3"]),
     ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds: must be 1 for the host environment", "got 2", "sweep"]),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices: must divide --num-envs 9, got 2\n"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices: must divide --num-envs 9, got 2; use 1\n"]),
     (
         "ppo --env envpool/CartPole-v1 --num-envs auto",
         ["--num-envs: must be a number", "host environment envpool/CartPole-v1"],

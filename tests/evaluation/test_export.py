@@ -611,7 +611,7 @@ MISTAKES = [
     ("empty", ["empty has no checkpoint"]),
     ("cart --to onx", ["--to", "'onx'", "did you mean onnx?"]),
     ("cart --to pickle", ["--to", "'pickle'", "'stablehlo' or 'onnx' or 'npz'"]),
-    ("cart --seed 9", ["seed 9: cart has trained seeds 3 to 4"]),
+    ("cart --seed 9", ["--seed: must be 3 to 4, which cart has trained, got 9; leave it out\n"]),
     ("cart --out empty", ["--out: must be a new folder, got empty, which exists"]),
     (f"cart --out {'x' * 250}", ["--out: the name xxx", "got 250 characters; use a shorter one"]),
     ("cart --out no/where", ["--out: must be in an existing folder", "no/where"]),

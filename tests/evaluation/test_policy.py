@@ -126,7 +126,7 @@ def test_load_selects_seed_and_skips_replay(two):
         two.agent_state.learner.params,
     )
     assert not jax.tree.leaves(trained.agent_state.replay)  # acting does not require it
-    with pytest.raises(ValueError, match=r"seed 7: .* has trained seeds 1 to 2"):
+    with pytest.raises(ValueError, match=r"^seed: must be 1 to 2, which .* has trained, got 7; leave it out$"):
         jaxrl_fast.load(two, seed=7)
     for wrong in ("1", 1.5):
         with pytest.raises(ValueError, match=rf"^seed: must be a whole number, got {wrong!r}$"):
@@ -208,7 +208,9 @@ def test_load_skips_corrupt_checkpoint_with_warning(cart, tmp_path, capsys):
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "does not match its checksum" in said and first.name in said
     (first / checkpoint.MANIFEST).write_bytes(b"{")
-    with pytest.raises(ValueError, match="none of its 2 checkpoints is intact"):
+    with pytest.raises(
+        ValueError, match=r": needs an intact checkpoint, got 2 damaged checkpoints \(.*\); train again with python -m "
+    ):
         jaxrl_fast.load(folder)
 
 
@@ -424,14 +426,14 @@ BOTH = [
     ("{} nowhere", ["nowhere: is not a run directory (no config.yaml)"]),
     ("{} cartt", ["did you mean cart?"]),
     ("{} empty", ["empty has no checkpoint", "--resume empty"]),
-    ("{} broken", ["broken", "none of its 1 checkpoints is intact"]),
+    ("{} broken", ["broken: needs an intact checkpoint, got 1 damaged checkpoint (", "--config broken/config.yaml\n"]),
     ("{} cart two", ["unexpected argument 'two'"]),
     ("{} cart --episode 3", ["--episode", "did you mean --episodes?"]),
     ("{} cart --frobnicate", ["--frobnicate", "python -m jaxrl_fast.{} --help lists all"]),
     ("{} cart --episodes 0", ["--episodes", "at least 1"]),
     ("{} cart --episodes many", ["--episodes", "'many'"]),
     ("{} cart --which bset", ["--which", "did you mean best?"]),
-    ("{} cart --seed 6", ["seed 6: cart has trained seed 5"]),
+    ("{} cart --seed 6", ["--seed: must be 5, which cart has trained, got 6; leave it out\n"]),
     ("{} cart --play-seed -1", ["--play-seed", "at least 0"]),
 ]
 MISTAKES = [
@@ -443,8 +445,11 @@ MISTAKES += [
     ("video cart --fps 0", ["--fps", "at least 1"]),
     ("video cart --fps 500", ["--fps", "at most 100"]),
     ("video cart --max-steps 0", ["--max-steps", "at least 1"]),
-    ("video cart --out a.avi", ["--out:", "got a.avi", ".gif or .mp4"]),
-    ("video cart --out nowhere/a.gif", ["nowhere is not a folder"]),
+    ("video cart --out a.avi", ["--out: must end with .gif or .mp4, got 'a.avi'; rename it\n"]),
+    (
+        "video cart --out nowhere/a.gif",
+        ["--out: must be in an existing folder, got 'nowhere/a.gif'; create 'nowhere'\n"],
+    ),
     ("video cart --out a.mp4", ["--out a.mp4", 'pip install "jaxrl_fast[video]"', ".gif"]),
     ("video rooms", ["gymnax/FourRooms-misc has no renderer", "CartPole-v1", "Breakout-MinAtar"]),
     ("envs CartPol-v1", ["'CartPol-v1'", "did you mean CartPole-v1"]),

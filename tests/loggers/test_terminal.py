@@ -28,8 +28,9 @@ def test_progress_line_has_step_return_losses_and_speed():
         assert words in line
     assert len(line) <= 100
     assert "greedy    30.5" in formatting.progress_line(RECORD | {"eval_return_mean": 30.46})
+    assert "(len 24, 1 ep)" in formatting.progress_line(RECORD | {"episodes": 1})
     nothing = dict.fromkeys(("return_mean", "episode_length_mean", "value_loss", "eval_return_mean"))
-    assert "no episode ended since then   " in formatting.progress_line(RECORD | nothing)
+    assert "   no episode ended   " in formatting.progress_line(RECORD | nothing)
     assert "value loss    n/a" in formatting.progress_line(RECORD | nothing)
 
 

@@ -289,7 +289,7 @@ def test_compare_option_out_saves_figure(tmp_path):
     assert compare.compare(tmp_path.glob("a")).axes
     with pytest.raises(ValueError, match="runs: got an empty list"):
         compare.compare([])
-    with pytest.raises(ValueError, match=r"^out: must end with .png or .svg or .pdf, got .*a.jpg"):
+    with pytest.raises(ValueError, match=r"^out: must end with .png or .svg or .pdf, got '.*a.jpg'; rename it$"):
         compare.compare([folder], out=str(tmp_path / "a.jpg"))
     assert sorted(tmp_path.iterdir()) == [folder, out]
 
@@ -303,8 +303,8 @@ MISTAKES = [
     ("runs --y frobnication", ["--y:", "got frobnication", "available: ", "env_steps"]),
     ("runs --x stepz", ["--x", "did you mean steps?"]),
     ("runs --outt a.png", ["--outt", "did you mean --out?"]),
-    ("runs --out a.jpg", ["--out:", "got a.jpg", ".png or .svg or .pdf"]),
-    ("runs --out nowhere/a.png", ["nowhere is not a folder"]),
+    ("runs --out a.jpg", ["--out: must end with .png or .svg or .pdf, got 'a.jpg'; rename it\n"]),
+    ("runs --out nowhere/a.png", ["--out: must be in an existing folder, got 'nowhere/a.png'; create 'nowhere'\n"]),
     ("runs --group-by num-env", ["--group-by:", "got num-env", "num_envs"]),
     ("broken", ["broken/a", "metrics.jsonl cannot be read (line 1: "]),
     ("numbers", ["numbers/a", "metrics.jsonl cannot be read (line 1: "]),

@@ -270,7 +270,10 @@ def test_extension_rejects_running_sweep(finished_sweep, capsys):
     before = (finished_sweep / "sweep.yaml").read_bytes()
     assert resume(finished_sweep, "--seed 2") == 2
     other.release()
-    assert "another process is writing to the run" in capsys.readouterr().err
+    said = (
+        f"--resume: another process is writing to the run, got {finished_sweep / '01_num_envs-2'}; wait for its end\n"
+    )
+    assert capsys.readouterr().err.endswith(said)
     assert (finished_sweep / "sweep.yaml").read_bytes() == before
 
 

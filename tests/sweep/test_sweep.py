@@ -200,7 +200,7 @@ MISTAKES = [
     ("dqn --scale minibatches", ["--scale minibatches", "dqn", "ppo and pqn"]),
     ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["got 1.5 for 3", "multiple of 16"]),
     ("ppo --retry", ["--retry", "--resume"]),
-    ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
+    ("ppo --slurm-option timeout_min=3", ["--slurm-option: needs --launcher slurm\n"]),
     ("ppo --launcher slurm --workers 2", ["--workers: must be 1 with --launcher slurm"]),
     ("ppo --name a --sweep-dir b", ["--name a and --sweep-dir b exclude each other"]),
     ("dqn --agent.v-min -1,0", ["--agent.v-min: has no effect without --agent.value-head c51"]),
@@ -455,7 +455,7 @@ def test_load_selects_member_by_seed(swept, tmp_path):
         written = saved.arrays["agent/params/network/params/torso/mlp/Dense_0/kernel"]
         np.testing.assert_array_equal(kernel, written[place])
     assert jaxrl_fast.load(part).seed == 9
-    with pytest.raises(ValueError, match=r"seed 5: .*01 has trained seeds 9, 4$"):
+    with pytest.raises(ValueError, match=r"^seed: must be 9 or 4, which .*01 has trained, got 5; leave it out$"):
         jaxrl_fast.load(part, seed=5)
 
 
@@ -950,7 +950,7 @@ def test_submit_creates_job_per_group(tmp_path):
         time.sleep(0.2)
     assert jobs[0].result().startswith("done")
     assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(ready.folder))] == ["done"]
-    with pytest.raises(ValueError, match=r"--slurm-options: .*no_such"):
+    with pytest.raises(ValueError, match=r"^--slurm-option: .*no_such"):
         slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -93,9 +94,9 @@ def settings(**options):
 @pytest.mark.parametrize(
     ("num_envs", "options", "words"),
     [
-        (64, {}, "4000 steps are 15 updates only"),
-        (1, {"total_steps": 3}, "3 steps are 0 updates only"),
-        (3, {"devices": 2}, "must divide --num-envs 3"),
+        (64, {}, "4000 steps in total, only 15 updates"),
+        (1, {"total_steps": 3}, "3 steps in total, only 0 updates"),
+        (3, {"devices": 2}, "--devices: must divide --num-envs 3, got 2; use 1"),
     ],
 )
 def test_measure_count_gives_reason_for_unusable_count(num_envs, options, words):
@@ -253,7 +254,8 @@ def test_choose_raises_first_reason_when_no_count_works(monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "measure_count", lambda _, count: asked.append(count) or trials[count])
     given = settings(log_level="info")
     given = given._replace(options=dataclasses.replace(given.options, num_envs=4))
-    with pytest.raises(ValueError, match=r"no environment count works; e\.g\. num_envs=4 failed: it does not divide"):
+    said = "--num-envs: no number of environments works, got auto; 4 environments failed: it does not divide"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         calibrate.choose(given)
     assert asked == [4, 8] and capsys.readouterr().out == ""
 

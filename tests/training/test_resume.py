@@ -509,9 +509,9 @@ def test_resume_rejects_run_without_intact_checkpoint(tmp_path, unbroken):
     for saved in checkpoint.folders(folder / paths.CHECKPOINTS):
         (saved / checkpoint.SUM).write_text("no sum\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(
-        ValueError, match=r"none of its \d checkpoints is intact .*manifest.json does not match its checksum"
-    ):
+    got = r"got \d damaged checkpoints \(.*manifest.json does not match its checksum\)"
+    remedy = f"start a new run with config {folder / 'config.yaml'}"
+    with pytest.raises(ValueError, match=f"^resume {folder}: needs an intact checkpoint, {got}; {remedy}$"):
         fit(folder, resume=str(folder))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -674,7 +674,8 @@ input()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
         other.stdout.readline()
         assert train.main(["--resume", str(folder)]) == 2
-        assert "another process is writing to the run" in capsys.readouterr().err
+        said = f"error: --resume: another process is writing to the run, got {folder}; wait for its end\n"
+        assert capsys.readouterr().err == said
         other.kill()  # which releases its lock
     fit(folder, resume=str(folder))
     fit(folder, resume=str(folder))  # this process has released the lock, too

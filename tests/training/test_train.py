@@ -758,7 +758,7 @@ def test_config_of_run_is_valid_preset(fitted):
 def test_fit_raises_error_messages_of_command_line(fitted):
     with pytest.raises(ValueError, match=r"num_env: unknown option; did you mean num_envs"):
         jaxrl_fast.fit("ppo_cartpole", num_env=3)
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match=r"^(--)?run.dir: must be a new or empty folder, got .*; choose another"):
         jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))
     with pytest.raises(ValueError, match=r"agent\.gamma: must be at least 0 and at most 1, got 2\.0"):
         jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
@@ -771,7 +771,7 @@ def test_run_dir_may_be_empty_folder_but_not_hold_files(tmp_path):
     (tmp_path / locks.LOCK).touch()
     assert directory.chosen(options) == tmp_path
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match=r"^(--)?run.dir: must be a new or empty folder, got .*; choose another"):
         directory.chosen(options)
 
 
@@ -785,7 +785,7 @@ def test_make_plan_rejects_folder_taken_by_concurrent_run(tmp_path, monkeypatch)
         return folder
 
     monkeypatch.setattr(directory, "make", make_and_lose)
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match=r"^(--)?run.dir: must be a new or empty folder, got .*; choose another"):
         planning.make_plan(load.from_keywords("ppo_cartpole", run_dir=str(tmp_path)))
     locks.Lock(tmp_path).release()  # the lock is free
 

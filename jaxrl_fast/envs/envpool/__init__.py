@@ -15,6 +15,7 @@ from jaxrl_fast.envs.envpool.pool import EnvpoolPool, choose_bridge
 from jaxrl_fast.envs.host_env import make_env
 from jaxrl_fast.envs.host_pool import HostPool, num_envs_per_pool
 from jaxrl_fast.types import Env, HostEnvConfig
+from jaxrl_fast.utils import formatting
 
 SLOW_BUILD_S = 10  # warn if making the environments takes longer
 
@@ -55,9 +56,11 @@ def _resource_warnings(task: tasks.Task, num_pools: int) -> tuple[str, ...]:
     num_threads = num_pools * task.config["num_threads"]
     if num_threads > 2 * num_cores:
         which = f"num_threads {num_threads}" if num_pools == 1 else f"{num_threads} threads in {num_pools} pools"
-        found += (f"{which}: more than twice the {num_cores} available cores, which slows all of them",)
+        cores = formatting.counted(num_cores, "available core")
+        found += (f"{which}: more than twice the {cores}, which slows down every thread",)
     seconds_each = tasks.BUILD_S_PER_ENV.get(family(task.name), 0.0)
     seconds = num_pools * num_envs * seconds_each / min(num_envs, num_cores)  # a pool is made by as many threads
     if seconds >= SLOW_BUILD_S:
-        found += (f"making {num_pools * num_envs} environments takes about {seconds:.0f} s on {num_cores} cores",)
+        made, cores = formatting.counted(num_pools * num_envs, "environment"), formatting.counted(num_cores, "core")
+        found += (f"making {made} takes about {seconds:.0f} s on {cores}",)
     return found

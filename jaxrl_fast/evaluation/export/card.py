@@ -7,7 +7,7 @@ from typing import Any
 from jaxrl_fast.evaluation.export.function import Input, PolicyFunction, remembered
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.runs import files, fingerprint
-from jaxrl_fast.utils.formatting import short_number
+from jaxrl_fast.utils.formatting import counted, short_number
 
 CI95 = 1.96  # standard errors
 NEEDS = {"stablehlo": "pip install jax flatbuffers", "onnx": "pip install onnxruntime", "npz": "pip install numpy"}
@@ -144,7 +144,7 @@ def readme(card: dict[str, Any]) -> str:
     table = [row(kind, x) for kind in ("input", "output") for x in card[f"{kind}s"]]
     returned = (
         f"Return {score['return_mean']:.2f}, interval {score['return_low']:.2f} to {score['return_high']:.2f} "
-        f"({score['interval']}), over {score['episodes']} episodes ({score['source']}). Rewards are raw."
+        f"({score['interval']}), over {counted(score['episodes'], 'episode')} ({score['source']}). Rewards are raw."
         if score and score["return_mean"] is not None and score["return_low"] is not None
         else "Not evaluated: run `python -m jaxrl_fast.evaluate` on the run, then export again."
     )
