@@ -247,5 +247,5 @@ def _backend(name: str) -> ModuleType:
         raise ValueError(_not_installed(name))
     try:
         return importlib.import_module(module_name(name))
-    except Exception as error:  # a package may raise anything, for example beside another version of its dependencies
+    except Exception as error:  # a package may raise anything, for example with another version of a dependency
         raise ValueError(f"{name} environments cannot be made because {name} does not import ({why(error)})") from error
