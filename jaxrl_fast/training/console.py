@@ -66,46 +66,14 @@ class ProgressPrinter:
 
 def announce(plan: Plan, terminal: Console) -> None:
     """Print the settings of a run before it starts."""
-    import jax
-
-    from jaxrl_fast import players
-    from jaxrl_fast.networks import torso
-
     options = plan.settings.options
-    backend, _, name = plan.env.spec.id.rpartition("/")
-    last_seed = options.seed + options.num_seeds - 1
-    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
-    seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
-    num_devices = max(plan.placement.num_shards, plan.placement.num_grad_workers)
-    several = f" x {num_devices}" if num_devices > 1 else ""
-    where = f"{devices.device()}{several} (jax {jax.__version__})"
-    parts = [plan.settings.algo, name, backend, formatting.counted(options.num_envs, "env"), seeds, where]
     if plan.settings.by_default:
         how_long = " until it is solved" if options.stop_when_solved else ""
         hint = "" if from_python.get() else "; --help lists all options"
         terminal.print(f"training preset {plan.settings.preset}{how_long}{hint}")
-    terminal.print(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
-    if plan.env.spec.players:
-        how = options.players or players.DEFAULT
-        terminal.print(f"players  {' and '.join(plan.env.spec.players)}, {how}; a step is one of the game")
-    if hasattr(plan.settings.agent, "describe"):
-        terminal.print(plan.settings.agent.describe(options.num_envs))
-    agent_config = plan.settings.agent
-    if hasattr(agent_config, "network") and hasattr(agent_config, "observations"):
-        reading = torso.describe(plan.env.spec.obs, agent_config.network, agent_config.observations)
-        memory = ""
-        if getattr(agent_config, "memory", "none") != "none":
-            size, length = agent_config.memory_size, agent_config.sequence()
-            memory = f"   {agent_config.memory} of {size}, sequences of {length} steps"
-        terminal.print(f"network  {reading}{memory}")
-    first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
-    first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
-    if first >= last:
-        warnings.warn(
-            f"nothing will be learned: gradient steps begin after step {first}, but the run ends at step {last}"
-        )
-    for line in dict.fromkeys((*_check_options(plan), *plan.env.warnings, *plan.eval_env.warnings)):
-        warnings.warn(line)
+    for line in (_title(plan), *_learner(plan)):
+        terminal.print(line)
+    _warn(plan)
     protocol = [f"trained and evaluated by the {plan.env.protocol} protocol"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
         terminal.print(note)
@@ -119,6 +87,53 @@ def announce(plan: Plan, terminal: Console) -> None:
         terminal.print(f"C kernels are unavailable ({why}); layers are computed by XLA, which is slower")
     if gpu_unused():
         warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
+
+
+def _title(plan: Plan) -> str:
+    """Return the line that names the versions, the algorithm, the environment, the seeds and the device."""
+    import jax
+
+    options = plan.settings.options
+    backend, _, name = plan.env.spec.id.rpartition("/")
+    last_seed = options.seed + options.num_seeds - 1
+    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
+    seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
+    num_devices = max(plan.placement.num_shards, plan.placement.num_grad_workers)
+    several = f" x {num_devices}" if num_devices > 1 else ""
+    where = f"{devices.device()}{several} (jax {jax.__version__})"
+    parts = [plan.settings.algo, name, backend, formatting.counted(options.num_envs, "env"), seeds, where]
+    return f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}"
+
+
+def _learner(plan: Plan) -> Iterator[str]:
+    """Yield lines about the players, the algorithm and the network."""
+    from jaxrl_fast import players
+    from jaxrl_fast.networks import torso
+
+    agent, options = plan.settings.agent, plan.settings.options
+    if plan.env.spec.players:
+        how = options.players or players.DEFAULT
+        yield f"players  {' and '.join(plan.env.spec.players)}, {how}; a step is one of the game"
+    if hasattr(agent, "describe"):
+        yield agent.describe(options.num_envs)
+    if hasattr(agent, "network") and hasattr(agent, "observations"):
+        reading, remembered = torso.describe(plan.env.spec.obs, agent.network, agent.observations), ""
+        if getattr(agent, "memory", "none") != "none":
+            length = formatting.counted(agent.sequence(), "step")
+            remembered = f"   {agent.memory} of {agent.memory_size}, sequences of {length}"
+        yield f"network  {reading}{remembered}"
+
+
+def _warn(plan: Plan) -> None:
+    """Warn of a run that learns nothing, of options without effect, and of what the environments report."""
+    first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
+    first, last = first_learning(plan.settings.options.num_envs), plan.num_updates * plan.steps_per_update
+    if first >= last:
+        warnings.warn(
+            f"nothing will be learned: gradient steps begin after step {first}, but the run ends at step {last}"
+        )
+    for line in dict.fromkeys((*_check_options(plan), *plan.env.warnings, *plan.eval_env.warnings)):
+        warnings.warn(line)
 
 
 def _print_sizes(plan: Plan, terminal: Console) -> None:
