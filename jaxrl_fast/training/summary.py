@@ -81,7 +81,6 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
     """Return the contents of summary.json. Times are seconds; env_steps are of one seed, env_steps_per_s of all."""
     import numpy as np
 
-    from jaxrl_fast.config import paths
     from jaxrl_fast.metrics import statistics
 
     options, times = plan.settings.options, ended.seconds

@@ -5,7 +5,6 @@ Only specifications are made here, so every mistake is reported before a pool ex
 
 import functools
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from jaxrl_fast.envs.gymnasium_spaces import action_space, as_tree, encode, is_c
 from jaxrl_fast.envs.host_pool import PoolSpec
 from jaxrl_fast.types import EnvSpec, HostEnvConfig, PyTree
 from jaxrl_fast.utils.arguments import coerce, refuse_option
+from jaxrl_fast.utils.devices import num_cores
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import nearest, one_line
 
@@ -151,11 +151,6 @@ def family(name: str) -> str:
 def _has_time_limit(name: str, default: int) -> bool:
     """Return whether envpool ends episodes at `max_episode_steps`; some families ignore this option."""
     return default < 2**31 - 1 and (family(name) not in NO_TIME_LIMIT_FAMILIES or name.endswith("Sokoban-v0"))
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _num_threads(num_envs: int, host_config: HostEnvConfig) -> int:
