@@ -91,8 +91,8 @@ def raised_interrupts() -> Iterator[None]:
         """Exit with the status that a shell reports for this signal."""
         raise SystemExit(128 + number)
 
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: leave}
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: leave}
+    previous: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
