@@ -305,7 +305,7 @@ def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
     assert all(-5 <= side["eval_return_mean"] <= 5 and side["eval_length_mean"] <= 60 for side in scripted.values())
     with pytest.raises(ValueError, match="not a run directory"):
         one.evaluate(against=str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="explore: is not possible with against, got both"):
+    with pytest.raises(ValueError, match="explore: cannot be combined with against, got both; leave it out"):
         one.evaluate(against="scripted", explore=True)
 
 

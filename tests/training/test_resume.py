@@ -509,7 +509,7 @@ def test_resume_rejects_run_without_intact_checkpoint(tmp_path, unbroken):
     for saved in checkpoint.folders(folder / paths.CHECKPOINTS):
         (saved / checkpoint.SUM).write_text("no sum\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    got = r"got \d damaged checkpoints \(.*manifest.json does not match its checksum\)"
+    got = r"got \d damaged checkpoints? \(.*manifest.json does not match its checksum\)"
     remedy = f"start a new run with config {folder / 'config.yaml'}"
     with pytest.raises(ValueError, match=f"^resume {folder}: needs an intact checkpoint, {got}; {remedy}$"):
         fit(folder, resume=str(folder))
