@@ -485,9 +485,12 @@ MISTAKES = [
     ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
     (
         "ppo --num-envs auto --agent.num-minibatches 3",
-        ["--num-envs auto", "num_envs=1 failed", "--agent.num-minibatches: must divide the 128 steps", "got 3;"],
+        ["--num-envs: no number of environments works, got auto; 1 environment failed: --agent.num-minibatches: must "],
     ),
-    ("ppo --num-envs auto --total-steps 100", ["--num-envs auto", "100 steps", "0 updates"]),
+    (
+        "ppo --num-envs auto --total-steps 100",
+        ["works, got auto; 1 environment failed: 100 steps in total, only 0 updates\n"],
+    ),
     ("ppo --num-envs 4 8", ["--num-envs: takes one value, got 4 8\n"]),
     ("ppo --num-envs 0", ["--num-envs", "at least 1"]),
     ("ppo --num-envs -4", ["--num-envs", "-4", "at least 1"]),
