@@ -93,7 +93,7 @@ def gradient_step(
     next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
     found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
-    metrics["temperature"] = metrics["weight"] * temperature(context, learner.params)
+    alpha = temperature(context, learner.params)
     move = partial(policy_step, context, batch.obs, noise_policy, found)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
@@ -113,7 +113,7 @@ def gradient_step(
             counts,
         )
     scale = metrics["weight"] * config.policy_delay  # metrics of the policy are 0 in the steps between
-    of_policy = jax.tree.map(lambda x: scale * x, of_policy)
+    of_policy = jax.tree.map(lambda x: scale * x, of_policy) | {"temperature": metrics["weight"] * alpha}
     return learner._replace(target_params=Params((), critic)), buffer, counts, {**metrics, **of_policy}
 
 
