@@ -252,9 +252,11 @@ def best_reply(board: str, agent_moves: bool) -> float:
 
 
 def program() -> str:
-    """Return the current commit, with "-dirty" if files differ from it, or an empty string without git."""
-    command = ["git", "-C", str(KEPT.parent), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    """Return the current commit, with "-dirty" if files other than results differ from it; without git, ""."""
+    git = ["git", "-C", str(KEPT.parent)]
+    printed = lambda *words: subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
+    changed = printed("status", "--porcelain", "--untracked-files=no", ":/", ":(exclude,top)benchmarks/results")
+    return printed("describe", "--always") + "-dirty" * bool(changed)
 
 
 def table(kept: dict) -> str:
