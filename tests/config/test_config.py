@@ -965,7 +965,9 @@ def test_plot_rejects_unwritable_output_before_reading_runs(out, tmp_path, monke
 def test_video_rejects_unwritable_output(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert video.main([str(tmp_path)]) == 2
-    assert (error := capsys.readouterr().err).count("\n") == 1 and "video.gif cannot be written" in error
+    path = str(tmp_path / "video.gif")
+    problem = f"--out: must be writable, got {path!r} (no permission); choose another file"
+    assert capsys.readouterr().err == f"error: {problem}\n"
 
 
 def test_permission_error_is_printed_in_one_line(capsys):
