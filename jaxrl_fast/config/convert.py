@@ -105,7 +105,7 @@ def _check_bounds(option: Option, setting: Setting, value: Any) -> None:
 
 
 def _short(number: float) -> str:
-    """Return a number for a message, which a float cannot hold if it is a large whole number."""
+    """Return a number as text for a message. A whole number may exceed the range of a float."""
     if abs(number) > MAX_DOUBLE:
         return "a number beyond 1e308"
     return f"{number:g}" if abs(number) > 10**15 else str(number)

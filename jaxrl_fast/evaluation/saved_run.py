@@ -104,6 +104,7 @@ def read_run(
 
 
 def _read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:
+    """Do as `read_run`, with a folder that is relative to the current directory."""
     if which not in ("best", "last"):
         raise ValueError(f"which: must be 'best' or 'last', got {which!r}")
     labels = read_meta(folder / paths.CONFIG).get("members")

@@ -121,8 +121,9 @@ def checkpoint_to_resume(
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics
         can_drop = not drop_damaged and checkpoint.newest(folder / CHECKPOINTS)[0] is not None
-        anew = f"start a new run with --config {folder / paths.CONFIG}"
-        remedy = "use --on-damaged-replay drop to resume without the lost rows" if can_drop else anew
+        remedy = f"start a new run with --config {quote(str(folder / paths.CONFIG))}"
+        if can_drop:
+            remedy = "use --on-damaged-replay drop to resume without the lost rows"
         got = f"got {counted(len(problems), 'damaged checkpoint')} ({problems[0]})"
         raise ValueError(f"--resume {folder}: needs an intact checkpoint, {got}; {remedy}")
     else:

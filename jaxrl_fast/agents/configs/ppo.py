@@ -40,7 +40,7 @@ class PPO(common.OnPolicy):
         None,
         "Multiply or divide the learning rate by 1.5 before each gradient step but the first of an update, so that the "
         "approximate KL stays between half and twice this (code of Rudin et al. 2022). The rate stays between 1e-5 and "
-        "1e-2. none: off.",
+        "1e-2; a learning_rate outside replaces the bound that it exceeds. none: off.",
         bounds=POSITIVE,
         needs=("anneal_lr", False),
         traced=True,
