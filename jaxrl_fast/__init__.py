@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Bounds", "Callback", "Run", "RunState", "Sweep", "__version__", "fit", "load", "option", "sweep"]
+__all__ = ["Bounds", "Callback", "Part", "Run", "RunState", "Sweep", "__version__", "choice", "fit", "load", "option", "sweep"]
 
 
 def __dir__() -> list[str]:
@@ -17,10 +17,10 @@ def __getattr__(name: str) -> Any:
         from jaxrl_fast import api
 
         return getattr(api, name)
-    if name in ("option", "Bounds"):
-        from jaxrl_fast.utils import option
+    if name in ("option", "choice", "Part", "Bounds"):
+        from jaxrl_fast.options import declare
 
-        return getattr(option, name)
+        return getattr(declare, name)
     if name in ("Callback", "RunState"):
         from jaxrl_fast.training import callbacks
 

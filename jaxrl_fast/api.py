@@ -20,7 +20,7 @@ from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.errors import from_function, spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
-from jaxrl_fast.utils.option import Option
+from jaxrl_fast.options.declare import Option
 
 if TYPE_CHECKING:
     from jaxrl_fast.evaluation.policy import Trained

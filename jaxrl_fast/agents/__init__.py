@@ -1,25 +1,26 @@
 """Load algorithms by name: "ppo", or "my_package.my_module" for a custom one.
 
-Each is a module with `Config` and `make(config, spec, num_updates) -> Agent`. `Config` is a frozen dataclass of
-options: `configs` lists its members, and `option` declares a field. A built-in algorithm is imported only when its
-agent is made.
+Each is a module with `Config` and `make(config, spec, num_updates) -> Agent`. `Config` is a frozen dataclass of options
+(see `jaxrl_fast.options`). A built-in algorithm is imported only when its agent is made.
 """
 
 import dataclasses
+import functools
 import importlib
 import sys
-from collections.abc import Mapping
 from types import ModuleType
 
-from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.algorithm import Algorithm
+from jaxrl_fast.options.declare import Option, fields_of, options_of
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import one_line
 
 
 def load(name: str) -> ModuleType:
     """Return the module of an algorithm. Raise a one-line ValueError if no module has that name."""
-    if name in CONFIGS:
+    if name in ALGORITHMS:
         return importlib.import_module(f"{__name__}.{name}")
     module = importing.module(name, f"algorithm {name!r}")
     missing = [part for part in ("Config", "make") if not hasattr(module, part)]
@@ -32,14 +33,20 @@ def load(name: str) -> ModuleType:
 
 
 def options(name: str) -> type:
-    """Return the dataclass of an algorithm's options. Raises ValueError as `load` does."""
-    return CONFIGS.get(name) or load(name).Config
+    """Return the dataclass of an algorithm's options, which answers as an `Algorithm`. Raises ValueError as `load`."""
+    return ALGORITHMS.get(name) or _answering(load(name).Config)
+
+
+@functools.cache
+def _answering(config: type) -> type:
+    """Return a custom algorithm's Config with the defaults of `Algorithm` for what it does not define."""
+    return config if issubclass(config, Algorithm) else type(config.__name__, (config, Algorithm), {})
 
 
 def exists(name: str) -> bool:
     """Return whether an algorithm or any module has this name. The module's content is not checked."""
-    if name in CONFIGS or not all(map(str.isidentifier, name.split("."))):
-        return name in CONFIGS
+    if name in ALGORITHMS or not all(map(str.isidentifier, name.split("."))):
+        return name in ALGORITHMS
     return name.partition(".")[0] not in sys.stdlib_module_names and importing.module_exists(name)
 
 
@@ -57,13 +64,13 @@ def _check_options(name: str, config: type) -> None:
         raise ValueError(f"algorithm {name!r}: the fields of Config cannot be read ({one_line(error)})") from error
     if "rollout_length" not in declared:
         raise ValueError(f"algorithm {name!r}: Config must have a field rollout_length, the steps between updates")
+    if taken := [field for field in fields_of(config) if field in fields_of(Options)]:
+        raise ValueError(f"algorithm {name!r}: Config.{taken[0]} has the name of an option of the run; rename it")
     for option in declared.values():
-        _check_option(name, option, declared)
+        _check_option(name, option)
 
 
-def _check_option(name: str, option: Option, declared: Mapping[str, Option]) -> None:
+def _check_option(name: str, option: Option) -> None:
     """Raise ValueError for a declaration that does not fit its field."""
-    if option.needs and option.needs[0] not in declared:
-        raise ValueError(f"algorithm {name!r}: Config.{option.name} needs {option.needs[0]}, which is not a field")
     if option.traced and option.kind not in (float, float | None):
         raise ValueError(f"algorithm {name!r}: Config.{option.name} must be a float to be traced; drop traced")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks, replay
-from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
+from jaxrl_fast.options.algorithm import as_fraction, rollout_length
 from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.ensemble import critics
 from jaxrl_fast.parallel import collectives

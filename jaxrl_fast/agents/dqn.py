@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks, replay
-from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
-from jaxrl_fast.agents.configs.dqn import DQN as Config
+from jaxrl_fast.options.algorithm import as_fraction, rollout_length
+from jaxrl_fast.options.dqn import DQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import sequences as replay_sequences
 from jaxrl_fast.rl import (

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks
-from jaxrl_fast.agents.configs.ppo import PPO as Config
+from jaxrl_fast.options.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sequences, sgd, state_noise
 from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout

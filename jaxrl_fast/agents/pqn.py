@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks
-from jaxrl_fast.agents.configs.pqn import PQN as Config
+from jaxrl_fast.options.pqn import PQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sequences, sgd
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout

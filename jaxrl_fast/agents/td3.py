@@ -17,7 +17,7 @@ from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
-from jaxrl_fast.agents.configs.td3 import TD3 as Config
+from jaxrl_fast.options.td3 import TD3 as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.value_distributions import Atoms

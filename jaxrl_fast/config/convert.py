@@ -3,14 +3,13 @@
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast.config.names import PROGRAM, SWEEP, positive, refuse_unknown
-from jaxrl_fast.config.sources import Setting, one
+from jaxrl_fast.config.sources import SWEEP, Setting, one
+from jaxrl_fast.options.declare import Importable, Option, Period, Seconds
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.option import Importable, Option, Period, Seconds
 from jaxrl_fast.utils.parsing import (
     MAX_FLOAT,
     MIN_FLOAT,
@@ -35,39 +34,6 @@ EXPECTED = {
     str: "text",
     Any: "a value",
 }
-
-
-def read_values(
-    settings: Sequence[Setting],
-    known: Mapping[str, Option],
-    before: Mapping[str, Any] = types.MappingProxyType({}),
-    algo: str = "",
-    program: str = PROGRAM,
-) -> dict[str, Any]:
-    """Return the values of known options by name, over those in `before`. The last setting of an option wins.
-
-    Repeated key=value options accumulate their pairs.
-    """
-    values = dict(before)
-    for setting in (without_no(s, known) for s in settings):
-        name = setting.name
-        if name not in known:
-            refuse_unknown(setting, known, algo, program)
-        option, value = known[name], convert(known[name], setting)
-        if setting.on_command_line and option.kind is str and value == option.default == "":
-            raise ValueError(f"{setting.origin}: must not be empty, got ''; give a value or leave it out")
-        values[name] = values[name] | value if typing.get_origin(option.kind) is dict and name in values else value
-    return values
-
-
-def without_no(setting: Setting, known: Mapping[str, Option]) -> Setting:
-    """Return --no-x and --agent.no-x as x, false."""
-    name = positive(setting.name)
-    if name == setting.name or setting.name in known or name not in known or known[name].kind not in SWITCHES:
-        return setting
-    if setting.values:
-        raise ValueError(f"{setting.origin}: takes no value, got {setting.values[0]!r}")
-    return Setting(name, ["false"], setting.origin)
 
 
 def convert(option: Option, setting: Setting) -> Any:
@@ -161,8 +127,10 @@ def _cast(kind: Any, value: Any) -> Any:
         return value
     if kind is types.NoneType and (value is None or text.lower() in ("none", "null")):
         return None
-    if typing.get_origin(kind) is Literal and text in typing.get_args(kind):
-        return text
+    if typing.get_origin(kind) is Literal:
+        for word in typing.get_args(kind):
+            if word.replace("-", "_") == text.replace("-", "_"):
+                return word
     if kind is bool and text.lower() in WORDS:
         return WORDS[text.lower()]
     if kind is Importable:

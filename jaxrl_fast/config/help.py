@@ -1,28 +1,21 @@
-"""Print --help: every option by group, with its values, meaning and default. Standard library only."""
+"""Print --help: a short list of options, one part, one group, or everything. Standard library only."""
 
-import dataclasses
+import re
 import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config.convert import SWITCHES
-from jaxrl_fast.config.names import PROGRAM
-from jaxrl_fast.config.options import DEFAULT, Options
+from jaxrl_fast.config.sources import PROGRAM, SINGULAR, join_names
 from jaxrl_fast.config.presets import shipped
-from jaxrl_fast.config.sources import SINGULAR, join_names
-from jaxrl_fast.utils.option import Importable, Option, Period, Seconds, options_of
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import Importable, Option, Period, Seconds, complete, fields_of, options_of, value_of
+from jaxrl_fast.options.run import DEFAULT, Options
+from jaxrl_fast.utils.parsing import nearest
 
-ONLY = {
-    "continuous": "continuous actions only",
-    "several_envs": "several environments only",
-    "no_simba": "no effect on network simba",
-    "images": "observations [H, W] and [H, W, C] only",
-    "several_steps": "several gradient steps in an update only",
-}
 MAX_WIDTH, COLUMN = 120, 30  # characters of a line, and the column where descriptions begin
 NAMES = {
     int: "N",
@@ -33,9 +26,11 @@ NAMES = {
     str: "TEXT",
     Any: "VALUE",
 }
+BRIEF = ("task", "evaluation")  # groups of a run's options that the short help lists
 
 
 def print_run_help(
+    topic: str,
     algo: str,
     options: Options,
     agent: Any,
@@ -44,7 +39,54 @@ def print_run_help(
     more: Sequence[Any] = (),
     without: Sequence[str] = (),
 ) -> None:
-    """Print the help of a command that trains, with the defaults of the instances; `more` groups come first."""
+    """Print the help of a command that trains, with the values of the records as defaults.
+
+    Raise ValueError for an unknown topic.
+
+    Args:
+        topic: "" for a short list, "all", a group ("output"), or an option or a part by its name ("memory").
+        algo: The algorithm's name.
+        options: The options of the run.
+        agent: The options of the algorithm.
+        program: The command.
+        says: What the command does, with the algorithm in braces.
+        more: Records of further options, which come first.
+        without: Names of options that the command does not have.
+    """
+    groups = {title(record): record for record in more}
+    groups |= {title(kind): kind for kind in reversed(Options.__bases__)} | {"agent": agent}
+    if topic in groups:
+        _print_group(topic, groups[topic], options, without)
+    elif topic in ("", "all"):
+        _print_intro(algo, program, says)
+        for name, group in groups.items():
+            if topic or name in BRIEF or group in (*more, agent):
+                _print_group(name, group, options, without, is_brief=not topic)
+        if not topic:
+            others = [name for name in groups if name not in (*BRIEF, "agent") and groups[name] not in more]
+            lists = f"{', '.join(others)}; --help NAME lists them, or shows an option or a part; --help all shows all."
+            print("\n" + "\n".join(_wrap(f"more options: {lists}")))
+    else:
+        _print_topic(topic.replace("-", "_"), [*more, options, agent], [*groups, "all"])
+
+
+def title(group: Any) -> str:
+    """Return the name of a group of options, from its class."""
+    kind = group if isinstance(group, type) else type(group)
+    return kind.__name__.removesuffix("Options").lower() or "options"
+
+
+def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) -> None:
+    """Print the usage and description of a command, and the options of records with their defaults."""
+    print(f"usage: {usage}\n")
+    for line in description:
+        print(line)
+    for group in groups:
+        _print_group(title(group), group, group, ())
+
+
+def _print_intro(algo: str, program: str, says: str) -> None:
+    print(f"usage: {program} [{'|'.join(ALGORITHMS)}|MODULE] [--config PRESET] [options]\n")
     by_default = f"--config {DEFAULT['config']} --stop-when-solved"
     default = f"Without an algorithm, --config or --env, the default is {by_default}."
     intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. {default}"
@@ -54,58 +96,78 @@ def print_run_help(
         families.setdefault(name.split("_")[0], []).append(name)
     for names in families.values():
         lines += _wrap(join_names(names), "  ", "    ")
-    print_help(f"{program} [{'|'.join(CONFIGS)}|MODULE] [--config PRESET] [options]", lines, [])
-    for group in more:
-        _print_group(group, "")
-    for kind in reversed(Options.__bases__):
-        _print_group(kind(**{f.name: getattr(options, f.name) for f in dataclasses.fields(kind)}), "", without)
-    _print_group(agent, "agent.")
+    print("\n".join(lines))
 
 
-def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) -> None:
-    """Print the usage and description of a command, and the options of dataclass instances with their defaults."""
-    print(f"usage: {usage}\n")
-    for line in description:
-        print(line)
-    for group in groups:
-        _print_group(group, "")
-
-
-def _print_group(group: Any, prefix: str, without: Sequence[str] = ()) -> None:
-    kind = type(group)
+def _print_group(name: str, group: Any, values: Any, without: Sequence[str], is_brief: bool = False) -> None:
+    """Print a group. `group` is a record, or a base of the type of `values`, which has the defaults then."""
+    kind = group if isinstance(group, type) else type(group)
+    record = values if isinstance(group, type) else group
     about = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else (kind.__doc__ or "").partition("\n")[0]
-    title = "agent" if prefix else kind.__name__.removesuffix("Options").lower() or "options"
-    print("\n" + "\n".join(_wrap(f"{title}: {about}")))
-    for name, option in options_of(kind).items():
-        if name not in without:
-            print("\n".join(_describe(option, prefix, getattr(group, name))))
+    print("\n" + "\n".join(_wrap(f"{name}: {about}")))
+    own = fields_of(kind)
+    for path, option in options_of(record).items():
+        first, _, inner = path.partition(".")
+        if first not in own or first in without or inner and is_brief:
+            continue
+        print("\n".join(_describe(option, value_of(record, path), is_brief)))
 
 
-def _describe(option: Option, prefix: str, default: Any) -> list[str]:
-    """Return the lines of one option."""
+def _print_topic(topic: str, records: Sequence[Any], others: Sequence[str]) -> None:
+    """Print an option, or a part with the options of all its alternatives."""
+    known = {path: (option, record) for record in records for path, option in options_of(record).items()}
+    paths = complete(topic, known)
+    if not paths:
+        choices = [path for path, (option, _) in known.items() if option.parts]
+        hint = nearest(topic, [*known, *others]) or f"; use all, or one of {join_names([*others, *choices])}"
+        raise ValueError(f"help: no option, part or group has this name, got {topic}{hint}")
+    for path in paths:
+        option, record = known[path]
+        print("\n".join(_describe(option, value_of(record, path))))
+        for words, part in _alternatives(option):
+            print("\n" + "\n".join(_wrap(f"--{path.replace('_', '-')} {words}: {(part.__doc__ or '').partition(chr(10))[0]}")))
+            for inner in options_of(part).values():
+                default = value_of(part, inner.name)
+                print("\n".join(_describe(inner._replace(name=f"{path}.{inner.name}"), default)))
+
+
+def _alternatives(option: Option) -> Iterator[tuple[str, Any]]:
+    """Yield the words and the part of each alternative; alternatives with the same options are one."""
+    found: dict[type, tuple[list[str], Any]] = {}
+    for word, part in option.parts.items():
+        found.setdefault(type(part), ([], part))[0].append(word)
+    if option.custom:
+        found.setdefault(type(option.custom), ([], option.custom))[0].append("MODULE:CLASS")
+    for words, part in found.values():
+        yield ", ".join(words), part
+
+
+def _describe(option: Option, default: Any, is_brief: bool = False) -> list[str]:
+    """Return the lines of one option; if brief, with the first sentence of its help."""
     name = option.name.replace("_", "-")
-    names = "--" + SINGULAR.get(prefix + option.name, prefix + name).replace("_", "-")
-    names += f", --{prefix}no-{name}" if option.kind in SWITCHES else f" {_takes(option.kind, option.words)}"
-    notes = [] if default in ("", (), {}) else [f"default: {_written(default)}"]
-    notes += [option.bounds.short] if option.bounds else []
-    if option.needs:
-        switch, *values = option.needs
-        needed = "" if values == [True] else f" {' or '.join(map(_written, values))}"
-        notes.append(f"needs --{prefix}{switch.replace('_', '-')}{needed}")
-    notes += [ONLY[option.only]] if option.only else []
+    place, dot, last = name.rpartition(".")
+    names = "--" + SINGULAR.get(option.name, name).replace("_", "-")
+    names += f", --{place}{dot}no-{last}" if option.kind in SWITCHES else f" {_takes(option)}"
+    notes = [] if default is False or default in ("", (), {}) else [f"default: {_written(default)}"]
+    notes += [option.bounds.short] if option.bounds and not is_brief else []
     indent = " " * COLUMN
-    meaning = _wrap(f"{option.help} ({', '.join(notes)})" if notes else option.help or "-", indent, indent)
+    text = (re.split(r"(?<! al)\. |; ", option.help)[0].rstrip(".") + "." if is_brief else option.help) or "-"
+    meaning = _wrap(f"{text} ({', '.join(notes)})" if notes else text, indent, indent)
     head = f"  {names}"
     return [head + meaning[0][len(head) :], *meaning[1:]] if len(head) < COLUMN - 1 else [head, *meaning]
 
 
-def _takes(kind: Any, words: Sequence[str] = ()) -> str:
-    """Return the placeholder of an option's value: N, {tanh|relu}, N ..."""
+def _takes(option: Option) -> str:
+    """Return the placeholder of an option's value: N, tanh|relu, N ..."""
+    return "|".join([*option.parts, *(["MODULE:CLASS"] if option.custom else [])]) or _placeholder(option.kind, option.words)
+
+
+def _placeholder(kind: Any, words: Sequence[str] = ()) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (dict, tuple):
-        return "KEY=VALUE ..." if origin is dict else f"{_takes(arguments[0])} ..."
+        return "KEY=VALUE ..." if origin is dict else f"{_placeholder(arguments[0])} ..."
     if origin is Literal:
-        return f"{{{'|'.join(filter(None, arguments))}}}"
+        return "|".join(filter(None, arguments))
     parts = arguments if origin in (typing.Union, types.UnionType) else (kind,)
     found = [NAMES.get(part, "") or "|".join(typing.get_args(part)) for part in parts if part is not types.NoneType]
     return "|".join((*found, *words))
@@ -113,7 +175,7 @@ def _takes(kind: Any, words: Sequence[str] = ()) -> str:
 
 def _written(value: Any) -> str:
     """Return a value as it is written on a command line."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return " ".join(f"{k}={v}" for k, v in value.items())
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else "none" if value is None else str(value)
 

@@ -5,11 +5,11 @@ from types import ModuleType
 from typing import Any
 
 from jaxrl_fast import agents
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config.help import print_run_help
 from jaxrl_fast.config.resume import resumed
-from jaxrl_fast.config.settings import Settings, check_unused, directory_of, request, resolve
+from jaxrl_fast.config.settings import Settings, directory_of, request, resolve
 from jaxrl_fast.config.sources import Setting, from_mapping, tokenize
+from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.importing import describe
 
@@ -17,11 +17,13 @@ from jaxrl_fast.utils.importing import describe
 def from_command_line(argv: Sequence[str]) -> Settings:
     """Return settings from a command line. Print the help and exit if `--help` is given."""
     algo, written = split(argv)
-    settings = _load(algo, [s for s in written if s.name != "help"])
-    if any(s.name == "help" for s in written):
-        print_run_help(settings.algo, settings.options, settings.agent)
-        raise SystemExit(0)
-    return settings
+    asked, others = help_of(written)
+    if asked is None:
+        return _load(algo, written)
+    topic = asked if asked not in ALGORITHMS else ""
+    settings = _load(algo or (asked if asked in ALGORITHMS else ""), others)
+    print_run_help(topic, settings.algo, settings.options, settings.agent)
+    raise SystemExit(0)
 
 
 def from_keywords(
@@ -42,16 +44,20 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
     return positional[0] if positional else "", written
 
 
+def help_of(written: Sequence[Setting]) -> tuple[str | None, list[Setting]]:
+    """Return the topic of --help, "" for none and None without --help, and the other settings."""
+    asked = [s for s in written if s.name == "help"]
+    topic = " ".join(map(str, asked[-1].values)) if asked else None
+    return topic, [s for s in written if s.name != "help"]
+
+
 def _load(algo: str, written: list[Setting]) -> Settings:
     """Return the settings of a new run, or with --resume the settings of an existing run."""
     resume = next((s for s in reversed(written) if s.name == "resume"), None)
     if resume is not None:
         folder = path_of(directory_of(resume, "a run directory"), "--resume")
         return resumed(algo, [s for s in written if s.name != "resume"], folder)
-    asked = request(algo, written)
-    settings = resolve(asked)
-    check_unused(asked, [settings.agent])
-    return settings
+    return resolve(request(algo, written))
 
 
 def name_of(algo: str | ModuleType) -> str:
@@ -64,6 +70,6 @@ def name_of(algo: str | ModuleType) -> str:
         raise ValueError(f"algo: must be a name or a module, got {describe(algo)}; for example algo='ppo'")
     if algo.__name__ == "__main__":
         raise ValueError("algo: other processes cannot import the running script; put the algorithm into its own file")
-    if algo.__name__ in CONFIGS:
+    if algo.__name__ in ALGORITHMS:
         raise ValueError(f"algo: the module {algo.__name__} has the name of a built-in algorithm; rename it")
     return algo.__name__.removeprefix(f"{agents.__name__}.")

@@ -1,74 +1,111 @@
 """Suggest names for unknown options: corrections of typing mistakes, and translations from other libraries."""
 
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
-from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.config.sources import Setting, join_names
-from jaxrl_fast.utils.option import options_of
-from jaxrl_fast.utils.parsing import nearest
-
-PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
+from jaxrl_fast.config.sources import PROGRAM, Setting, describe_value, join_names
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import Option, complete, options_of, value_of
+from jaxrl_fast.utils.parsing import nearest, shown
 
 ELSEWHERE = {  # names of these options in other libraries (docs/guides/migrating.md)
     **dict.fromkeys(("env_id", "env_name"), "env"),
     **dict.fromkeys(("total_timesteps", "timesteps"), "total_steps"),
-    **dict.fromkeys(("num_steps", "n_steps"), "agent.rollout_length"),
-    **dict.fromkeys(("update_epochs", "n_epochs"), "agent.num_epochs"),
-    **dict.fromkeys(("clip_eps", "clip_range"), "agent.clip_coef"),
-    **dict.fromkeys(("normalize_env", "vecnormalize"), "agent.normalize_observations"),
-    **dict.fromkeys(("start_e", "exploration_initial_eps"), "agent.epsilon_start"),
-    **dict.fromkeys(("end_e", "epsilon_finish", "exploration_final_eps"), "agent.epsilon_end"),
-    **dict.fromkeys(("exploration_fraction", "epsilon_anneal_time"), "agent.epsilon_steps"),
-    **dict.fromkeys(("train_frequency", "train_freq", "training_interval", "utd_ratio"), "agent.replay_ratio"),
-    **dict.fromkeys(("policy_noise", "target_policy_noise"), "agent.target_noise"),
-    **dict.fromkeys(("policy_freq", "policy_frequency"), "agent.policy_delay"),
-    "action_noise": "agent.exploration_noise",
-    "alpha": "agent.temperature",
-    "autotune": "agent.learn_temperature",
-    "noise_clip": "agent.target_noise_clip",
-    "policy_lr": "agent.learning_rate",
-    "q_lr": "agent.critic_learning_rate",
-    "buffer_batch_size": "agent.batch_size",
-    "clip_range_vf": "agent.clip_vloss",
-    "ent_coef": "agent.entropy_coef",
-    "lr": "agent.learning_rate",
-    "lstm_hidden_size": "agent.memory_size",
+    **dict.fromkeys(("num_steps", "n_steps"), "rollout_length"),
+    **dict.fromkeys(("update_epochs", "n_epochs"), "num_epochs"),
+    **dict.fromkeys(("clip_eps", "clip_range"), "clip_coef"),
+    **dict.fromkeys(("normalize_env", "vecnormalize"), "normalize_observations"),
+    **dict.fromkeys(("start_e", "exploration_initial_eps"), "explore.start"),
+    **dict.fromkeys(("end_e", "epsilon_finish", "exploration_final_eps"), "explore.end"),
+    **dict.fromkeys(("exploration_fraction", "epsilon_anneal_time"), "explore.steps"),
+    **dict.fromkeys(("anneal_lr", "lr_decay"), "schedule"),
+    **dict.fromkeys(("train_frequency", "train_freq", "training_interval", "utd_ratio"), "replay_ratio"),
+    **dict.fromkeys(("policy_noise", "target_policy_noise"), "target_noise"),
+    **dict.fromkeys(("policy_freq", "policy_frequency"), "policy_delay"),
+    "action_noise": "noise.std",
+    "alpha": "temperature",
+    "autotune": "learn_temperature",
+    "noise_clip": "target_noise_clip",
+    "policy_lr": "learning_rate",
+    "q_lr": "critic_learning_rate",
+    "buffer_batch_size": "batch_size",
+    "buffer_size": "replay.size",
+    "clip_range_vf": "clip_vloss",
+    "ent_coef": "entropy_coef",
+    "learning_rate_schedule": "schedule",
+    "lr": "learning_rate",
+    "lstm_hidden_size": "memory.size",
     "n_envs": "num_envs",
-    "net_arch": "agent.hidden_sizes",
-    "norm_adv": "agent.normalize_advantage",
+    "net_arch": "network.hidden_sizes",
+    "norm_adv": "normalize_advantage",
     "preset": "config",
-    "target_network_frequency": "agent.target_update_interval",
+    "target_network_frequency": "target.interval",
     "tensorboard_log": "run_dir",
-    "top_quantiles_to_drop_per_net": "agent.top_quantiles_to_drop",
+    "top_quantiles_to_drop_per_net": "value.drop",
     "track": "wandb",
-    "vf_coef": "agent.value_coef",
+    "use_sde": "policy",
+    "vf_coef": "value_coef",
     "wandb_project_name": "project",
 }
 
 
 def positive(name: str) -> str:
-    """Return no_x as x and agent.no_x as agent.x; other names unchanged."""
+    """Return no_x as x and network.no_x as network.x; other names unchanged."""
     prefix, dot, last = name.rpartition(".")
     return f"{prefix}{dot}{last.removeprefix('no_')}"
 
 
-def refuse_unknown(setting: Setting, known: Iterable[str], algo: str = "", program: str = PROGRAM) -> NoReturn:
-    """Raise ValueError for a name that no option has, with a hint."""
+def refuse_ambiguous(setting: Setting, paths: Sequence[str]) -> NoReturn:
+    """Raise ValueError for a name that several options have."""
+    raise ValueError(f"{setting.origin}: must name one option, got one for each of {' and '.join(paths)}; use a whole name")
+
+
+def refuse_unknown(
+    setting: Setting,
+    known: Mapping[str, Option],
+    records: Sequence[Any] = (),
+    algo: str = "",
+    program: str = PROGRAM,
+) -> NoReturn:
+    """Raise ValueError for a name that no option has, with a hint. `records` are those with the known options."""
     if setting.name == "algo" and setting.on_command_line:
         example = " ".join([program, *map(str, setting.values[:1] or ["ppo"])])
         raise ValueError(f"{setting.origin}: the algorithm is the first argument; use {example}")
-    name = positive(setting.name.removeprefix("no_"))
-    by_last = {known_name.removeprefix("agent."): known_name for known_name in (*known, "config")}
-    last = name.removeprefix("agent.")
-    near = lambda cutoff: nearest(last, by_last, lambda found: setting.spell(by_last[found]), cutoff)
-    ours = ELSEWHERE.get(last.lower(), "")
-    alias = f"; did you mean {setting.spell(ours)}?" if ours in by_last.values() else ""
-    is_of_agent = bool(algo) and name.startswith("agent.")
-    having = [other for other, config in CONFIGS.items() if last in options_of(config)]
-    has = "has" if len(having) == 1 else "have"
-    elsewhere = f"; {join_names(having)} {has} it" if having and is_of_agent and last not in by_last else ""
-    hint = elsewhere or near(0.9) or alias or near(0.6)
-    ending = f"; {program} --help lists all" if setting.on_command_line else ""
-    problem = f"{algo} has no such option" if is_of_agent else "unknown option"
-    raise ValueError(f"{setting.origin}: {problem}{hint or ending}")
+    name = positive(setting.name)
+    offered = of_other_parts(known)
+    if paths := complete(name, offered):
+        of_choice = paths[0].rpartition(".")[0]
+        word = next(value_of(record, of_choice) for record in records if of_choice in options_of(record))
+        way = " or ".join(f"{of_choice} {other}" for other in offered[paths[0]])
+        got = shown(" ".join(map(describe_value, setting.values)))
+        raise ValueError(f"{setting.origin}: {of_choice} {word} has no such option, got {got}; use {way}")
+    having = [other for other, config in ALGORITHMS.items() if algo and complete(name, all_options(config))]
+    if having:
+        has = "has" if len(having) == 1 else "have"
+        raise ValueError(f"{setting.origin}: {algo} has no such option; {join_names(having)} {has} it")
+    candidates = [*known, *offered, "config"]
+    ours = ELSEWHERE.get(name.rpartition(".")[2].lower(), "")
+    alias = f"; did you mean {ours}?" if ours in candidates else ""
+    hint = nearest(name, candidates, cutoff=0.9) or alias or nearest(name, candidates)
+    ending = f"; {program} --help all lists all" if setting.on_command_line else ""
+    raise ValueError(f"{setting.origin}: unknown option{hint or ending}")
+
+
+def of_other_parts(known: Mapping[str, Option]) -> dict[str, list[str]]:
+    """Return the options of parts that are not chosen, by path, each with the words of the parts that have it."""
+    found: dict[str, list[str]] = {}
+    for path, option in known.items():
+        for word, part in option.parts.items():
+            for inner in options_of(part):
+                if (name := f"{path}.{inner}") not in known:
+                    found.setdefault(name, []).append(word)
+        for inner in options_of(option.custom) if option.custom else ():
+            if (name := f"{path}.{inner}") not in known:
+                found.setdefault(name, []).append("MODULE:CLASS")
+    return found
+
+
+def all_options(record: Any) -> list[str]:
+    """Return the paths of a record's options, of all parts that may be chosen."""
+    known = options_of(record)
+    return [*known, *of_other_parts(known)]

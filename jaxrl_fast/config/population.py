@@ -6,7 +6,7 @@ Standard library only, so that a sweep is laid out before jax is imported.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_fast.utils.option import options_of
+from jaxrl_fast.options.declare import options_of, value_of
 
 Label = tuple[tuple[str, Any], ...]  # names and values that identify a member
 
@@ -29,9 +29,9 @@ def real_numbers(config: Any) -> tuple[str, ...]:
     They are declared as `traced`. A value that leaves code out (None, or 0 where "nonzero" is declared) is another
     program.
     """
-    traced = {name: option.traced for name, option in options_of(type(config)).items() if option.traced}
+    traced = {name: option.traced for name, option in options_of(config).items() if option.traced}
     present = lambda value, kind: value is not None and (value != 0 or kind != "nonzero")
-    return tuple(name for name, kind in traced.items() if present(getattr(config, name), kind))
+    return tuple(name for name, kind in traced.items() if present(value_of(config, name), kind))
 
 
 def in_line(seed: int, num_seeds: int) -> tuple[Member, ...]:

@@ -52,29 +52,17 @@ def _of_preset(content: Mapping[str, Any], path: Path | str, given: Collection[s
     meta = _meta(content, path)
     _check_preset(meta, path, "env" in given)
     if meta:
-        of_protocol = ["agent.clip_rewards"] if "protocol" in given else []
-        decided = _decided(content, meta)
+        of_protocol = ["rewards"] if "protocol" in given else []
+        decided = meta.get("decided", [])
         content = _without([name for name in decided if "env" in given or name in of_protocol], content)
     return _settings(content, path)
 
 
-def _decided(content: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
-    """Return the options whose values a run has decided from its environment and memory: "agent.clip_rewards"."""
-    if isinstance(names := meta.get("decided"), list):
-        return names
-    agent, is_dqn2015 = content.get("agent"), content.get("protocol") == "dqn2015"  # an earlier version's file
-    is_clipped = agent.get("clip_rewards") if isinstance(agent, Mapping) else None
-    likely = {"protocol": is_dqn2015, "quarantine": content.get("quarantine") is False}
-    likely["agent.clip_rewards"] = bool(content.get("protocol")) and is_clipped is is_dqn2015
-    return [name for name, is_likely in likely.items() if is_likely]
-
-
-def _without(names: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's content without some options: "quarantine", "agent.clip_rewards"."""
-    kept = {name: value for name, value in content.items() if name not in names}
-    if isinstance(agent := kept.get("agent"), Mapping):
-        kept["agent"] = {name: value for name, value in agent.items() if f"agent.{name}" not in names}
-    return kept
+def _without(names: Collection[str], content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a file's content without some options: "quarantine", "replay.storage"."""
+    kept = {name: value for name, value in content.items() if prefix + name not in names}
+    parts = {name: value for name, value in kept.items() if isinstance(value, Mapping) and "kind" in value}
+    return kept | {name: _without(names, part, f"{prefix}{name}.") for name, part in parts.items()}
 
 
 def _read_stdin() -> str:

@@ -8,26 +8,23 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast.config.convert import without_no
-from jaxrl_fast.config.names import SWEEP
+from jaxrl_fast.config.parts import by_path, find
 from jaxrl_fast.config.paths import CONFIG, RUNS, SWEEP_FILE
 from jaxrl_fast.config.presets import read_meta, read_run
 from jaxrl_fast.config.settings import (
     Request,
     Settings,
-    check_unused,
-    options_of_algorithm,
     plain,
     resolve,
     to_mapping,
     with_algorithm,
 )
-from jaxrl_fast.config.sources import Setting
-from jaxrl_fast.utils.option import Option
+from jaxrl_fast.config.sources import SWEEP, Setting
+from jaxrl_fast.options.declare import Option
 from jaxrl_fast.utils.parsing import nearest, shown
 
-DECIDED_BY_ENV = ("protocol", "quarantine", "agent.clip_rewards")  # if empty in a sweep.yaml
-DECIDED_BY_MEMORY = ("agent.replay_storage", "agent.replay_compression")  # if "auto" there
+DECIDED_BY_ENV = ("protocol", "quarantine", "rewards")  # if empty or "auto" in a sweep.yaml
+DECIDED_BY_MEMORY = ("replay.storage", "replay.compression")  # if "auto" there
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
@@ -46,16 +43,15 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         raise ValueError(f"{origin}: is a part of a sweep; use {SWEEP} --resume {quote(str(folder.parent))}")
     asked = with_algorithm(Request(algo, "", from_file, [], resumed=True), origin)
     before, now = resolve(asked), resolve(asked._replace(given=written))
-    known = options_of_algorithm(now.algo)
-    for setting in (without_no(s, known) for s in written):
-        option, is_own = known[setting.name], setting.name.startswith("agent.")
-        old, new = (getattr(which.agent if is_own else which.options, option.name) for which in (before, now))
+    known = now.known
+    for setting in (find(s, known, (now.options, now.agent), now.algo) for s in written):
+        option = known[setting.name]
+        old, new = before.value(option.name), now.value(option.name)
         new = "auto" if option.name == "num_envs" and now.auto_num_envs else new
         fixed = not option.resumable or option.resumable == "inexact" and before.options.exact_resume
         if fixed and not option.equal(old, new):
             raise ValueError(f"{setting.origin}: a resume cannot change it from {plain(old)}, got {plain(new)}")
     check_env(folder, now.options.env)
-    check_unused(asked._replace(given=written), [now.agent])
     return now._replace(options=dataclasses.replace(now.options, resume=str(folder)))
 
 
@@ -67,20 +63,15 @@ def check_unchanged(
     `before` is `to_mapping` of the settings with which the checkpoint was saved. `decided`: options that depend on the
     environment have their final values, as in config.yaml. In sweep.yaml they may still be empty.
     """
-    now = to_mapping(settings) | {"env": settings.options.env}
-    options = {"algo": Option("algo", str)} | options_of_algorithm(settings.algo)
-    for name, option in options.items():
-        last = name.removeprefix("agent.")
-        saved, current = (config["agent"] if name != last else config for config in (before, now))
+    old, new = by_path(before), by_path(to_mapping(settings) | {"env": settings.options.env})
+    for name, option in {"algo": Option("algo", str), **settings.known}.items():
         fixed = not option.resumable or option.resumable == "inexact" and before["exact_resume"]
-        undecided = (
-            not decided and name in DECIDED_BY_ENV + DECIDED_BY_MEMORY and current.get(last) in ("", None, "auto")
-        )
-        is_known = last in saved and last in current and not undecided
-        if fixed and is_known and not option.equal(saved[last], current[last]):
-            old, new = (plain(tuple(v) if isinstance(v, list) else v) for v in (saved[last], current[last]))
+        if not fixed or name not in old or name not in new or option.equal(old[name], new[name]):
+            continue
+        if decided or name not in DECIDED_BY_ENV + DECIDED_BY_MEMORY or new[name] not in ("", None, "auto"):
+            was, now = (plain(tuple(v) if isinstance(v, list) else v) for v in (old[name], new[name]))
             raise ValueError(
-                f"{folder / CONFIG}: {name} was {old} when {checkpoint.name} was saved, got {new}; restore the file"
+                f"{folder / CONFIG}: {name} was {was} when {checkpoint.name} was saved, got {now}; restore the file"
             )
 
 

@@ -12,32 +12,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_fast import agents
-from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.config.convert import convert, read_values, without_no
-from jaxrl_fast.config.options import (
-    DEFAULT,
-    LAST_SEED,
-    NOT_SAVED,
-    OF_RUN,
-    Options,
-    known_options,
-    same_env,
-    written_env,
-)
+from jaxrl_fast.config.convert import convert
+from jaxrl_fast.config.parts import by_path, choose, find, known_options, read_values, to_plain, with_values
 from jaxrl_fast.config.paths import CONFIG
-from jaxrl_fast.config.plain import as_lists, fits_a_file
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import Setting, from_mapping, join_names, one
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import Option, options_of, value_of
+from jaxrl_fast.options.run import DEFAULT, LAST_SEED, NOT_SAVED, OF_RUN, Options, same_env, written_env
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.importing import name_of
-from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import nearest
+from jaxrl_fast.utils.plain import as_lists, fits_a_file
 
 PRESET = Option("config", str)
 ALGO = Option("algo", str)
 REMEDIES = {  # for arguments that a file cannot hold
     "env_options": "make the environment with it, env=MyEnv({}=...)",
-    "agent.network_options": "make {} the default of a subclass",
+    "network.options": "make {} the default of a subclass",
 }
 
 
@@ -71,10 +63,21 @@ class Settings(NamedTuple):
         """Return the algorithm's name for folders and titles: without the package if it is custom."""
         return self.algo.rpartition(".")[2]
 
-    def value(self, name: str) -> Any:
-        """Return the value of the option of this name, such as "agent.gamma", or None if it does not exist."""
-        last = name.removeprefix("agent.")
-        return getattr(self.options if last == name else self.agent, last, None)
+    @property
+    def known(self) -> dict[str, Option]:
+        """Return every option of the run by path: "num_envs", "memory.size"."""
+        return known_options((self.options, self.agent))
+
+    def value(self, path: str) -> Any:
+        """Return the value of an option, or None if its part is not chosen."""
+        for record in (self.options, self.agent):
+            if path in options_of(record):
+                return value_of(record, path)
+        return None
+
+    def replace(self, **values: Any) -> "Settings":
+        """Return the settings with other values of options by path."""
+        return self._replace(options=with_values(self.options, values), agent=with_values(self.agent, values))
 
 
 def request(algo: str, written: Sequence[Setting]) -> Request:
@@ -84,7 +87,7 @@ def request(algo: str, written: Sequence[Setting]) -> Request:
         written = [*from_mapping(DEFAULT), *written]
     last = next((s for s in reversed(written) if s.name == "config"), None)
     preset = "" if last is None else convert(PRESET, last._replace(values=[one(last, "a preset's name or file")]))
-    if preset in CONFIGS:
+    if preset in ALGORITHMS:
         use = f"`train {preset}`, or algo={preset!r} from Python"
         raise ValueError(f"--config: must be a preset, got the algorithm {preset!r}; use {use}")
     from_preset = [] if last is None else read_preset(preset, {s.name for s in written})
@@ -99,81 +102,66 @@ def with_algorithm(asked: Request, source: str) -> Request:
         raise ValueError(f"{source}: uses algorithm {named}, got {asked.algo}; leave {asked.algo} out")
     algo = asked.algo or named or "ppo"
     if algo.endswith(".py") or not agents.exists(algo):
-        hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
+        hint = nearest(algo, ALGORITHMS) or nearest(algo, shipped(), "--config {}".format)
         if (path_of(algo) / CONFIG).is_file():
             hint = f"; to resume the run in that folder, use --resume {algo}"
         elif algo.endswith(".py"):
             hint = f"; give the name by which Python imports it, such as {Path(algo).stem}"
         where = f" in {source}" if named else ""
-        hint = hint or f"; there are {join_names(CONFIGS)}, and modules by name"
+        hint = hint or f"; there are {join_names(ALGORITHMS)}, and modules by name"
         raise UnknownAlgorithm(f"unknown algorithm {algo!r}{where}{hint}")
     return asked._replace(algo=algo, from_preset=[s for s in asked.from_preset if s.name != "algo"])
 
 
-def options_of_algorithm(algo: str) -> dict[str, Option]:
-    """Return every option of a run with this algorithm, by name."""
+def defaults(algo: str) -> tuple[Options, Any]:
+    """Return the options of a run and of an algorithm with their defaults."""
     try:
-        return known_options(agents.options(algo))
+        return Options(), agents.options(algo)()
     except ValueError as error:
         raise UnknownAlgorithm(str(error)) from error
 
 
 def resolve(asked: Request) -> Settings:
     """Return the settings of a request: given options override the preset's, which override the defaults."""
-    known = options_of_algorithm(asked.algo)
-    of_preset = read_values(asked.from_preset, known, algo=asked.algo)
-    values = read_values(asked.given, known, of_preset, asked.algo)
-    given = {without_no(s, known).name for s in asked.given}
-    for setting in (*asked.from_preset, *asked.given):
-        if setting.name in REMEDIES:
-            _check_arguments(setting, values[setting.name])
+    of_preset, chosen = values_of_preset(asked)
+    given = choose(chosen, asked.given)
+    known = known_options(given)
+    values = {path: value for path, value in of_preset.items() if path in known}
+    values = read_values(asked.given, known, values, given, asked.algo)
+    named = {find(s, known, given, asked.algo).name for s in asked.given}
+    for name, remedy in REMEDIES.items():
+        _check_arguments(name, values.get(name, {}), remedy)
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
-    if not (same or asked.resumed or "solved_threshold" in given):
+    if not (same or asked.resumed or "solved_threshold" in named):
         values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
     for place, other in (("run_dir", "name"), ("name", "run_dir")):  # either overrides the preset's
-        if place in given and other not in given:
+        if place in named and other not in named:
             values.pop(other, None)
     is_auto = values.get("num_envs") == "auto"
     if is_auto:
         start = of_preset.get("num_envs", 1)
         values["num_envs"] = 1 if start == "auto" else start
-    own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
-    options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
-    last_seed = options.seed + options.num_seeds - 1
-    if last_seed > LAST_SEED:
-        raise ValueError(f"--num-seeds: seeds must be at most {LAST_SEED}, got seeds {options.seed} to {last_seed}")
-    if options.stop_when_solved and options.solved_threshold is None:
-        raise ValueError("--stop-when-solved: needs --solved-threshold RETURN")
-    if options.players != "self-play" and options.opponent_pool != Options.opponent_pool:
-        raise ValueError(
-            f"--opponent-pool: has no effect without --players self-play, got {options.opponent_pool}; leave it out"
-        )
-    if options.players == "self-play" and options.num_envs < 2 and not is_auto:
-        problem = f"self-play needs 2 games, one for each side, got {options.num_envs}"
-        raise ValueError(f"--num-envs: {problem}; use 2 or more")
-    agent = agents.options(asked.algo)(**own)
+    options, agent = (with_values(record, values) for record in given)
+    check(options, is_auto)
     return Settings(asked.algo, asked.preset, options, agent, asked.by_default, is_auto)
 
 
-def check_unused(asked: Request, agents: Sequence[Any]) -> None:
-    """Raise ValueError for an option that has no effect because no agent has the value that it needs.
+def values_of_preset(asked: Request) -> tuple[dict[str, Any], list[Any]]:
+    """Return the values of a request's preset by path, and the default records with the parts that it chooses."""
+    chosen = choose(defaults(asked.algo), asked.from_preset)
+    return read_values(asked.from_preset, known_options(chosen), {}, chosen, asked.algo), chosen
 
-    An option of a preset passes if the preset also sets the needed option, which other settings may have turned off.
-    """
-    options = {f"agent.{name}": option for name, option in options_of(type(agents[0])).items()}
-    of_preset = {s.name for s in asked.from_preset}
-    needs_of = lambda setting: options[setting.name].needs if setting.name in options else ()
-    settled = lambda setting: f"agent.{needs_of(setting)[0]}" in of_preset
-    for setting in (*(s for s in asked.from_preset if needs_of(s) and not settled(s)), *asked.given):
-        if not needs_of(setting):
-            continue
-        switch, *values = needs_of(setting)
-        if all(getattr(agent, switch) not in values for agent in agents):
-            other = setting.spell(f"agent.{switch}")
-            if values == [False]:
-                raise ValueError(f"{setting.origin}: has no effect with {other}")
-            way = "" if values == [True] else f" {' or '.join(map(plain, values))}"
-            raise ValueError(f"{setting.origin}: has no effect without {other}{way}")
+
+def check(options: Options, is_auto: bool) -> None:
+    """Raise ValueError for options of a run that contradict each other. `is_auto`: num_envs will be chosen."""
+    last_seed = options.seed + options.num_seeds - 1
+    if last_seed > LAST_SEED:
+        raise ValueError(f"num_seeds: seeds must be at most {LAST_SEED}, got seeds {options.seed} to {last_seed}")
+    if options.stop_when_solved and options.solved_threshold is None:
+        raise ValueError("stop_when_solved: needs a solved_threshold, got none; set solved_threshold")
+    if options.players.kind == "self-play" and options.num_envs < 2 and not is_auto:
+        problem = f"self-play needs 2 games, one for each side, got {options.num_envs}"
+        raise ValueError(f"num_envs: {problem}; use 2 or more")
 
 
 def plain(value: Any) -> str:
@@ -193,15 +181,14 @@ def directory_of(setting: Setting, expected: str) -> str:
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
     """Return plain values for YAML, which `read_preset` reads back, without the options in NOT_SAVED."""
-    options = {f: getattr(settings.options, f) for f in OF_RUN if f not in NOT_SAVED}
+    options = {name: value for name, value in to_plain(settings.options).items() if name not in NOT_SAVED}
     options["env"] = written_env(options["env"])
-    agent = {name: as_lists(value) for name, value in dataclasses.asdict(settings.agent).items()}
-    return {"algo": settings.algo, **{name: as_lists(value) for name, value in options.items()}, "agent": agent}
+    return {"algo": settings.algo, **as_lists(options), **as_lists(to_plain(settings.agent))}
 
 
-def _check_arguments(setting: Setting, options: Mapping[str, Any]) -> None:
+def _check_arguments(name: str, options: Mapping[str, Any], remedy: str) -> None:
     """Raise ValueError for an argument that a file cannot hold, since a resume reads arguments from a file."""
-    for name, value in options.items():
+    for argument, value in options.items():
         if not fits_a_file(as_lists(value)):
-            problem = f"{name} must be numbers, words and lists of them, got type {type(value).__name__}"
-            raise ValueError(f"{setting.origin}: {problem}; {REMEDIES[setting.name].format(name)}")
+            problem = f"{argument} must be numbers, words and lists of them, got type {type(value).__name__}"
+            raise ValueError(f"{name}: {problem}; {remedy.format(argument)}")

@@ -4,33 +4,29 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_fast.config.plain import as_lists
+from jaxrl_fast.utils.plain import as_lists
+from jaxrl_fast.options.declare import Part
 from jaxrl_fast.utils.importing import FLAX_FIELDS, describe
 from jaxrl_fast.utils.parsing import shown
 
+PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
+
 ALIASES = {
     "env_option": "env_options",
-    "agent.network_option": "agent.network_options",
+    "network.option": "network.options",
     "slurm_option": "slurm_options",
     "h": "help",
 }
-SINGULAR = {name: alias for alias, name in ALIASES.items() if name != "help"}  # as help and messages write them
+SINGULAR = {name: alias for alias, name in ALIASES.items() if name != "help"}  # as help writes them
 
 
 class Setting(NamedTuple):
     """The name and the unconverted values of one option."""
 
-    name: str  # "num_envs", "agent.learning_rate"
+    name: str  # as it is written, or the option's path: "num_envs", "memory.size"
     values: list[Any]
-    origin: str  # its name in messages: "--num-envs", "num_envs in configs/x.yaml"
-
-    @property
-    def on_command_line(self) -> bool:
-        return self.origin.startswith("-") and " " not in self.origin
-
-    def spell(self, name: str) -> str:
-        """Return another option's name in the spelling of this one: --num-envs or num_envs."""
-        return f"--{SINGULAR.get(name, name).replace('_', '-')}" if self.on_command_line else name
+    origin: str  # its name in messages: "num_envs", "num_envs in configs/x.yaml"
+    on_command_line: bool = False
 
 
 def tokenize(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
@@ -46,24 +42,25 @@ def tokenize(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
         if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
             origin, equals, value = word.partition("=")
             name = origin.removeprefix("-" if origin == "-h" else "--").replace("-", "_")
-            settings.append(Setting(ALIASES.get(name, name), [value] if equals else [], origin))
+            name = ALIASES.get(name, name)
+            settings.append(Setting(name, [value] if equals else [], name, on_command_line=True))
         else:
             (settings[-1].values if settings else positional).append(word)
     return positional, settings
 
 
 def from_mapping(mapping: Mapping[str, Any], origin: Any = str) -> list[Setting]:
-    """Return the settings of nested names, as in a preset: {"num_envs": 64, "agent": {"gamma": 0.99}}."""
+    """Return the settings of a mapping, as in a preset: {"num_envs": 64, "memory": {"kind": "gru", "size": 256}}.
+
+    The options of the algorithm may stand in a mapping of their own, `agent`.
+    """
+    agent = mapping.get("agent", {})
+    if not isinstance(agent, Mapping):
+        raise ValueError(f"{origin('agent')}: must map the algorithm's options to values, got {describe(agent)}")
     settings = []
-    for name, value in mapping.items():
-        if name == "agent":
-            if not isinstance(value, Mapping):
-                got = describe(value)
-                raise ValueError(f"{origin('agent')}: must map the algorithm's options to values, got {got}")
-            named = _with_class_of_network(value)
-            settings += [Setting(f"agent.{k}", _as_values(v), origin(f"agent.{k}")) for k, v in named.items()]
-        else:
-            settings.append(Setting(str(name), [value] if name == "env" else _as_values(value), origin(name)))
+    for name, value in (*((n, v) for n, v in mapping.items() if n != "agent"), *agent.items()):
+        value = _with_arguments(value) if name == "network" else value
+        settings.append(Setting(str(name), [value] if name == "env" else as_values(value), origin(name)))
     names = [setting.name.replace("-", "_") for setting in settings]
     for setting in settings:
         if names.count(setting.name.replace("-", "_")) > 1:
@@ -78,11 +75,12 @@ def one(setting: Setting, expected: str) -> Any:
     if not setting.values:
         raise ValueError(f"{setting.origin}: needs a value; give {expected}")
     if len(setting.values) > 1:
-        raise ValueError(f"{setting.origin}: takes one value, got {shown(' '.join(map(_word, setting.values)))}")
+        raise ValueError(f"{setting.origin}: takes one value, got {shown(' '.join(map(describe_value, setting.values)))}")
     return setting.values[0]
 
 
-def _word(value: Any) -> str:
+def describe_value(value: Any) -> str:
+    """Return a value for a message: text as it is, other values in a few words."""
     return value if isinstance(value, str) else describe(value)
 
 
@@ -91,18 +89,17 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _with_class_of_network(agent: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an algorithm's options with a flax module as its class and its arguments."""
-    module = agent.get("network")
-    if not dataclasses.is_dataclass(module) or isinstance(module, type):
-        return agent
+def _with_arguments(module: Any) -> Any:
+    """Return a flax module as its class and its arguments; other values unchanged."""
+    if not dataclasses.is_dataclass(module) or isinstance(module, type | Part):
+        return module
     arguments = {}
     for field in dataclasses.fields(module):
         value = getattr(module, field.name)
         if not field.init or field.name in FLAX_FIELDS or value is field.default:
             continue
         arguments[field.name] = as_lists(value)
-    return {**agent, "network": type(module), "network_options": arguments}
+    return {"kind": type(module), "options": arguments}
 
 
 def _check_line(text: Any) -> None:
@@ -112,7 +109,10 @@ def _check_line(text: Any) -> None:
         raise ValueError(f"{text[:100]!r} has {what} in it; remove it")
 
 
-def _as_values(value: Any) -> list[Any]:
+def as_values(value: Any) -> list[Any]:
+    """Return the values of an option: the elements of a list, the pairs of a mapping or a part, else the value."""
+    if isinstance(value, Part):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     value = value.tolist() if hasattr(value, "tolist") else value  # numpy's
     if isinstance(value, Mapping):
         return [(str(k), v) for k, v in value.items()]

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_fast import envs
-from jaxrl_fast.agents.configs import common
+from jaxrl_fast.options import algorithm
 from jaxrl_fast.config import paths, resume
-from jaxrl_fast.config.names import PROGRAM
+from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings

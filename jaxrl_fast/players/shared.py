@@ -6,7 +6,7 @@ Its learner treats the rows of all players as rows of P * N environments.
 import dataclasses
 from typing import Any
 
-from jaxrl_fast.agents.configs import common
+from jaxrl_fast.options import algorithm
 from jaxrl_fast.players.rows import Make, mark, marked_spec, seat
 from jaxrl_fast.types import Agent, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 

@@ -7,14 +7,14 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast import cli
 from jaxrl_fast.config import paths, resume
-from jaxrl_fast.config.options import Task
+from jaxrl_fast.options.run import Task
 from jaxrl_fast.config.paths import METRICS
 from jaxrl_fast.config.population import by_member
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.utils import files, formatting, warnings
 from jaxrl_fast.utils.errors import spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
-from jaxrl_fast.utils.option import option, options_of
+from jaxrl_fast.options.declare import option, options_of
 from jaxrl_fast.utils.parsing import nearest, shown
 
 BY_EPISODE = (

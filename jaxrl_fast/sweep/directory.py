@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from jaxrl_fast.config import options, resume
-from jaxrl_fast.config.names import PROGRAM
+from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.config.paths import CONFIG, SWEEP_FILE, check_format
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Request, resolve, with_algorithm

@@ -25,7 +25,7 @@ from jaxrl_fast.config.sources import Setting, from_mapping
 from jaxrl_fast.sweep import grid, scaling, values
 from jaxrl_fast.sweep.directory import SweepPlan
 from jaxrl_fast.sweep.grid import Group
-from jaxrl_fast.utils.option import Option
+from jaxrl_fast.options.declare import Option
 
 Axes = Mapping[str, list[Setting]]  # the values of options, by name
 LENGTH = "total_steps"

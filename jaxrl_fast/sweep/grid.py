@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from jaxrl_fast.config import load
 from jaxrl_fast.config.convert import SWITCHES, convert, read_values, without_no
 from jaxrl_fast.config.help import print_run_help
-from jaxrl_fast.config.names import SWEEP, positive, refuse_unknown
-from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
+from jaxrl_fast.config.sources import SWEEP, positive, refuse_unknown
+from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
 from jaxrl_fast.config.population import Member, real_numbers
 from jaxrl_fast.config.settings import (
     Request,
@@ -31,7 +31,7 @@ from jaxrl_fast.config.sources import Setting, from_mapping
 from jaxrl_fast.sweep import scaling
 from jaxrl_fast.sweep.values import MAX_VALUES, refuse_repeated, split_values, split_words
 from jaxrl_fast.utils.importing import describe
-from jaxrl_fast.utils.option import options_of
+from jaxrl_fast.options.declare import options_of
 
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from jaxrl_fast.config import paths
-from jaxrl_fast.config.names import SWEEP
+from jaxrl_fast.config.sources import SWEEP
 from jaxrl_fast.config.paths import SWEEP_REPORT, SWEEP_TABLE
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import NamedTuple
 
-from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.utils.formatting import counted
-from jaxrl_fast.utils.option import options_of
+from jaxrl_fast.options.declare import options_of
 
 SCALED = {
     **dict.fromkeys(("learning-rate-linear", "learning-rate-sqrt"), "learning_rate"),
@@ -47,6 +47,6 @@ def rule(scale: str, base: Settings) -> Rule:
         return Rule("", 0, num_envs)
     name = SCALED[scale]
     if name not in options_of(type(base.agent)):
-        able = " and ".join(algo for algo, kind in CONFIGS.items() if name in options_of(kind))
+        able = " and ".join(algo for algo, kind in ALGORITHMS.items() if name in options_of(kind))
         raise ValueError(f"--scale {scale}: needs an algorithm with agent.{name} ({able}), got {base.algo}")
     return Rule(name, 0.5 if scale.endswith("sqrt") else 1.0, num_envs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.config.paths import SWEEP_TABLE
-from jaxrl_fast.config.plain import as_lists
+from jaxrl_fast.utils.plain import as_lists
 from jaxrl_fast.config.population import member_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid

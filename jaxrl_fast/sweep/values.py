@@ -9,7 +9,7 @@ from jaxrl_fast.config.convert import SWITCHES, convert, is_integer
 from jaxrl_fast.config.settings import plain
 from jaxrl_fast.config.sources import Setting, from_mapping
 from jaxrl_fast.envs import BACKENDS
-from jaxrl_fast.utils.option import Option
+from jaxrl_fast.options.declare import Option
 from jaxrl_fast.utils.parsing import parse_int, shown
 
 MAX_VALUES = 10_000  # runs in a sweep

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxrl_fast import agents, async_rollout, envs, players
-from jaxrl_fast.config.options import Options
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded, time_limit
 from jaxrl_fast.kernels import host_call
@@ -18,7 +18,7 @@ from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils.errors import where, why
-from jaxrl_fast.utils.option import options_of
+from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.utils.parsing import nearest
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.agents.configs import common
+from jaxrl_fast.options import algorithm
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.loggers.terminal import make_console
 from jaxrl_fast.parallel import program

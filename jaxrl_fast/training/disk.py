@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_fast.config.options import Options
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.training import schedule
 from jaxrl_fast.training.memory import MemoryEstimate

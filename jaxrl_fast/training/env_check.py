@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.errors import EnvFault
-from jaxrl_fast.utils.option import COUNT, SIZE, Bounds, option
+from jaxrl_fast.options.declare import COUNT, SIZE, Bounds, option
 
 NUM_ENVS = 4  # environments that are stepped together
 TRIAL_STEPS = 20  # first steps, from whose time the number of further steps is chosen
@@ -256,7 +256,7 @@ def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
 
 def _training_rate(settings: Any) -> float:
     """Return the environment steps per second of a training, updates included."""
-    from jaxrl_fast.agents.configs import common
+    from jaxrl_fast.options import algorithm
     from jaxrl_fast.parallel import program
     from jaxrl_fast.training import build, calibrate
     from jaxrl_fast.utils.devices import release_envs

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.agents import configs
-from jaxrl_fast.agents.configs import common
+from jaxrl_fast.options import algorithm
 from jaxrl_fast.config import resume
-from jaxrl_fast.config.options import Options
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.parallel.population import Varied
@@ -178,7 +178,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
             f"({formatting.steps_of_rollout(rollout_length, options.num_envs)}), got {options.total_steps}"
         )
     eval_env = build.evaluation_env(options, env, done)
-    if settings.algo not in configs.CONFIGS:
+    if settings.algo not in configs.ALGORITHMS:
         with build.blamed(settings.algo, env):
             check_update(settings.algo, *program.shapes_of_update(env, agent))
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_fast.config import paths
-from jaxrl_fast.config.options import Options
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.replay.host import codec

@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 
-from jaxrl_fast.agents.configs.common import Unused
-from jaxrl_fast.config.options import Options, known_options
+from jaxrl_fast.options.algorithm import Unused
+from jaxrl_fast.options.run import Options, known_options
 from jaxrl_fast.training import build
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Box
 from jaxrl_fast.utils.formatting import counted
-from jaxrl_fast.utils.option import options_of
+from jaxrl_fast.options.declare import options_of
 
 
 def lines(plan: Plan) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.utils import files
-from jaxrl_fast.utils.option import MAX_INDEX, Bounds, option
+from jaxrl_fast.options.declare import MAX_INDEX, Bounds, option
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Define the options of runs and sweeps, apart from the algorithm's options."""
+"""Define the options of a run, apart from the algorithm's options, and of a sweep."""
 
 import re
 from collections.abc import Mapping
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from jaxrl_fast.config.plain import as_lists
-from jaxrl_fast.utils.option import (
+from jaxrl_fast.options.declare import (
     COUNT,
     MAX_INDEX,
     NON_NEGATIVE,
     SIZE,
     Bounds,
-    Option,
+    Part,
     Period,
     Seconds,
+    choice,
     option,
     options_of,
 )
+from jaxrl_fast.utils.plain import as_lists
 
 LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one as another
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
@@ -49,6 +50,23 @@ def same_episodes(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def written_env(env: Any) -> Any:
     """Return an environment as a file holds it: an id, or the repr of an object without its address."""
     return env if isinstance(env, str) else re.sub(r" at 0x[0-9a-f]+", "", repr(env))
+
+
+@dataclass(frozen=True)
+class OnePlayer(Part):
+    """An environment with one player."""
+
+
+@dataclass(frozen=True)
+class Players(Part):
+    """Several players, with one policy for all (shared) or one for each (independent)."""
+
+
+@dataclass(frozen=True)
+class SelfPlay(Part):
+    """Two players with one policy, against its earlier versions."""
+
+    pool: int = option(8, "Number of earlier policies that are kept as opponents.", bounds=Bounds(1, 2**10))
 
 
 @dataclass(frozen=True)
@@ -103,17 +121,12 @@ class Task:
     )
     seed: int = option(0, "Random seed; with --num-seeds K, seeds seed..seed+K-1.", bounds=Bounds(0, LAST_SEED))
     num_seeds: int = option(1, "Number of seeds to train in one compiled program.", bounds=SIZE, sweepable=False)
-    players: Literal["", "shared", "independent", "self-play"] = option(
-        "",
+    players: Part = choice(
+        "auto",
         "Policies of an environment with several players: shared (one policy, which observes the player's number), "
         "independent (one policy per player) or self-play (one policy for two players, against its earlier versions). "
-        "Default with players: shared.",
-    )
-    opponent_pool: int = option(
-        8,
-        "Number of earlier policies that self-play keeps as opponents.",
-        bounds=Bounds(1, 2**10),
-        needs=("players", "self-play"),
+        "auto: shared where there are several players.",
+        **{"auto": OnePlayer(), "shared": Players(), "independent": Players(), "self-play": SelfPlay()},
     )
     devices: int | Literal["auto"] = option(
         "auto",
@@ -260,8 +273,3 @@ class Options(Checkpoints, System, Output, Evaluation, Task):
 
 
 OF_RUN = options_of(Options)
-
-
-def known_options(agent_type: type) -> dict[str, Option]:
-    """Return every option of a run with this algorithm, by name: "num_envs", "agent.gamma"."""
-    return OF_RUN | {f"agent.{name}": option for name, option in options_of(agent_type).items()}

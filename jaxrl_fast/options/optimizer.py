@@ -1,0 +1,61 @@
+"""Define the options of optimizers and of learning-rate schedules. `rl.optim` makes them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl_fast.options.declare import NON_NEGATIVE, POSITIVE, Bounds, Part, choice, option
+
+
+@dataclass(frozen=True)
+class Adam(Part):
+    """Adam (Kingma & Ba 2015), after the gradient's global norm is clipped."""
+
+    epsilon: float = option(1e-8, "Epsilon of Adam.", bounds=POSITIVE, traced=True)
+    beta1: float = option(
+        0.9, "Beta1 of Adam: decay rate of the gradients' mean.", bounds=Bounds(0, 0.9999), traced=True
+    )
+    max_grad_norm: float = option(
+        0.0,
+        "Maximum global norm of the gradient; 0 disables clipping.",
+        bounds=NON_NEGATIVE,
+        traced="nonzero",
+    )
+
+
+@dataclass(frozen=True)
+class Constant(Part):
+    """A constant learning rate."""
+
+
+@dataclass(frozen=True)
+class Linear(Part):
+    """A learning rate that decays linearly to 0 over all gradient steps."""
+
+
+@dataclass(frozen=True)
+class AdaptiveKL(Part):
+    """A learning rate that keeps the KL divergence of an update near a target (code of Rudin et al. 2022)."""
+
+    target: float = option(
+        0.01,
+        "Multiply or divide the learning rate by 1.5 before each gradient step but the first of an update, so that the "
+        "approximate KL stays between half and twice this. The rate stays between 1e-5 and 1e-2; a learning_rate "
+        "outside replaces the bound that it exceeds.",
+        bounds=POSITIVE,
+        traced=True,
+    )
+
+
+SCHEDULES: dict[str, Part] = {"constant": Constant(), "linear": Linear()}
+
+
+def optimizer(epsilon: float, max_grad_norm: float) -> Any:
+    """Return a field for the optimizer."""
+    return choice("adam", "Optimizer.", adam=Adam(epsilon=epsilon, max_grad_norm=max_grad_norm))
+
+
+def schedule(default: str, **others: Part) -> Any:
+    """Return a field for the schedule of the learning rate: constant, linear, or one of the others."""
+    meaning = "Schedule of the learning rate: constant, or linear decay to 0 over all gradient steps"
+    meaning += "; kl: adapted to the KL divergence of updates." if "kl" in others else "."
+    return choice(default, meaning, **SCHEDULES, **others)

@@ -1,0 +1,109 @@
+"""Define the options of values: what a value network learns of the return. `rl.value_distributions` uses them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxrl_fast.options.declare import NON_NEGATIVE, POSITIVE, Bounds, Part, choice, option
+
+ATOMS = Bounds(2, 2**16)
+Loss = Literal["squared", "huber"]
+
+
+@dataclass(frozen=True)
+class Mean(Part):
+    """The mean return."""
+
+
+@dataclass(frozen=True)
+class RescaledMean(Mean):
+    """The mean return, perhaps rescaled."""
+
+    loss: Loss = option(
+        "squared",
+        "Loss of the temporal-difference error. huber is linear beyond errors of 1, so keep rewards near 1.",
+    )
+    rescaling: bool = option(
+        False,
+        "Learn h(Q), close to sign(Q) sqrt|Q|, instead of Q: large rewards need no clipping (Pohlen et al. 2018).",
+    )
+
+
+@dataclass(frozen=True)
+class C51(Part):
+    """A distribution of returns on fixed atoms (Bellemare et al. 2017)."""
+
+    atoms: int = option(51, "Number of atoms.", bounds=ATOMS)
+    v_min: float = option(-10.0, "Lowest return that the atoms represent.")  # not traced: compared with each other
+    v_max: float = option(10.0, "Highest return that the atoms represent.")
+
+
+@dataclass(frozen=True)
+class Quantile(Part):
+    """Quantiles of the return (Dabney et al. 2018)."""
+
+    atoms: int = option(51, "Number of quantiles.", bounds=ATOMS)
+
+
+@dataclass(frozen=True)
+class QuantileRegression(Quantile):
+    """Quantiles of the return, as QR-DQN learns them."""
+
+    loss: Loss = option("squared", "Loss of quantile regression: its absolute error (squared), or Huber's.")
+
+
+@dataclass(frozen=True)
+class TruncatedQuantile(Quantile):
+    """Quantiles of the return by several critics, of which a target drops the largest (Kuznetsov et al. 2020)."""
+
+    drop: int = option(2, "Quantiles per critic that the target drops: the largest of the pooled ones.", bounds=(0,))
+
+
+@dataclass(frozen=True)
+class NoBonus(Part):
+    """No bonus."""
+
+
+@dataclass(frozen=True)
+class Munchausen(Part):
+    """The scaled log-policy as a bonus (Vieillard et al. 2020)."""
+
+    alpha: float = option(0.9, "Scale of the log-policy.", bounds=NON_NEGATIVE, traced=True)
+    temperature: float = option(0.03, "Temperature of the softmax policy.", bounds=POSITIVE, traced=True)
+    clip: float = option(
+        -1.0, "Lower bound of temperature times log-policy.", bounds=Bounds(float("-inf"), 0), traced=True
+    )
+
+
+def value_of_actions() -> Any:
+    """Return a field for the values of discrete actions."""
+    return choice(
+        "mean",
+        "What is learned of the return: its mean, a distribution on fixed atoms (c51, Bellemare et al. 2017) or "
+        "quantiles (Dabney et al. 2018).",
+        mean=RescaledMean(),
+        c51=C51(),
+        quantile=QuantileRegression(),
+    )
+
+
+def value_of_critics() -> Any:
+    """Return a field for the values that several critics learn."""
+    return choice(
+        "mean",
+        "What critics learn of the return: its mean, a distribution on fixed atoms (c51; the target uses the critic "
+        "with the lowest mean: FastTD3, Seo et al. 2025) or quantiles (the target pools those of all critics: TQC, "
+        "Kuznetsov et al. 2020).",
+        mean=Mean(),
+        c51=C51(atoms=25),
+        quantile=TruncatedQuantile(atoms=25),
+    )
+
+
+def bonus() -> Any:
+    """Return a field for a bonus that is added to rewards."""
+    return choice(
+        "none",
+        "Bonus that is added to rewards: the scaled log-policy (Munchausen, Vieillard et al. 2020).",
+        none=NoBonus(),
+        munchausen=Munchausen(),
+    )
