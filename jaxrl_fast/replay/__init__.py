@@ -35,8 +35,8 @@ class Replay(NamedTuple):
     discard_tail: Callable[[PyTree], PyTree]  # R to R when all environments restart: the newest row has no successor
     forget: Callable[[PyTree, np.ndarray], PyTree]  # (R, rows that are lost, bool [num_rows]) to R, on the host
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
-    # (R, Draws, Draws of the next update or None, batch_size) to a function: `sample` from its value at i < num, with
-    # keys[i], is as from R. None: reading ahead is useless, or impossible since the draws depend on priorities.
+    # (R, Draws, batch_size) to a function: `sample` from its value at i < num, with keys[i], is as from R. None: it is
+    # useless, or impossible since the draws depend on priorities.
     read_ahead: Callable[..., Callable[[Array], PyTree]] | None = None
     resources: tuple[HostResource, ...] = ()  # the parts on the host
 
@@ -160,10 +160,9 @@ def _read_ahead(
     parallelism: Parallelism,
     state: Ring,
     draws: Draws,
-    upcoming: Draws | None,
     batch_size: int,
 ) -> Callable[[Array], Ring]:
-    return ring.read_ahead(config, state, draws, upcoming, *draw_args(parallelism, batch_size))
+    return ring.read_ahead(config, state, draws, *draw_args(parallelism, batch_size))
 
 
 def _sample_uniform(

@@ -37,7 +37,6 @@ class ReplayConfig(NamedTuple):
     n_step: int = 1
     frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are stored whole
     store: FrameStore = DEVICE  # of the observations
-    delay: int = 0  # number of newest rows that are not sampled: the last rollout, if batches are drawn before it
 
 
 class Ring(NamedTuple):
@@ -149,7 +148,7 @@ def num_lost(config: ReplayConfig, ring: Ring) -> Array:
 
 def num_readable(config: ReplayConfig, ring: Ring) -> Array:
     """Return the number of rows that can be read, int32, at least 0."""
-    return jnp.maximum(ring.size - config.n_step - config.delay - num_lost(config, ring), 0)
+    return jnp.maximum(ring.size - config.n_step - num_lost(config, ring), 0)
 
 
 def draw(
@@ -188,20 +187,17 @@ def read_ahead(
     config: ReplayConfig,
     ring: Ring,
     draws: Draws,
-    upcoming: Draws | None,
     batch_size: int,
     own: Callable[[Array], Array] = lambda x: x,
 ) -> Callable[[Array], Ring]:
-    """Begin to read the frames of the batches of an update, and with `upcoming`, of the next update.
+    """Begin to read the frames of the batches of an update.
 
     Returns a function from i to a ring from which only batch i can be read, as `draw` chooses it from draws.keys[i].
     Call the function once with each of 0 to draws.num - 1.
     """
     get_ahead = config.store.get_ahead
     assert get_ahead, "the store reads one batch at a time"
-    batches = partial(_batches, config, batch_size=batch_size, own=own)
-    later = None if upcoming is None else batches(before_next(config, ring), upcoming)
-    of_batch = get_ahead(ring.obs, batches(ring, draws), later)
+    of_batch = get_ahead(ring.obs, _batches(config, ring, draws, batch_size, own))
     return lambda i: ring._replace(obs=Fetched(of_batch(i)))
 
 
@@ -212,15 +208,6 @@ def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, ow
     rows = each[0], follow(config, ring, *each, 1.0)[2]
     split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
     return Batches([split(place) for place in _places(config, ring, rows, each[1])], draws.num)
-
-
-def before_next(config: ReplayConfig, ring: Ring) -> Ring:
-    """Return a ring from which `draw` takes the same rows as after the next `delay` rows have been added.
-
-    The added rows are not drawn, nor are the rows that they overwrite.
-    """
-    size = jnp.minimum(ring.size + config.delay, config.num_rows)
-    return ring._replace(head=(ring.head + config.delay) % config.num_rows, size=size)
 
 
 def follow(

@@ -224,42 +224,38 @@ def history(seed, num_rows):
 
 
 @functools.cache
-def program(storage, compression, at_once, early):
-    """Return a buffer and an update: add a rollout, sample three batches with one read-ahead, and one without it.
-
-    With `early`, the batches of the next update are requested.
-    """
-    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK, delay=LENGTH * early)
+def program(storage, compression, at_once):
+    """Return a buffer and an update: add a rollout, sample three batches with one read-ahead, and one without it."""
+    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
     config = replay.stored(config, SPEC, Parallelism(), storage, compression)
     buffer = replay.uniform(config, SPEC)
 
-    def update(state, steps, key, next_key):
+    def update(state, steps, key):
         state = buffer.add(state, steps)
-        keys, next_keys = jax.random.split(key, 4), jax.random.split(next_key, 4)
+        keys = jax.random.split(key, 4)
         one = buffer.sample(state, keys[3], 8, 0.9)[:2]
         if buffer.read_ahead is None:
             return state, [buffer.sample(state, keys[i], 8, 0.9)[:2] for i in range(3)] + [one]
-        upcoming = replay.Draws(next_keys[:3], jnp.int32(3)) if early else None
-        of_batch = buffer.read_ahead(state, replay.Draws(keys[:3], jnp.int32(3)), upcoming, 8)
+        of_batch = buffer.read_ahead(state, replay.Draws(keys[:3], jnp.int32(3)), 8)
         return state, [buffer.sample(of_batch(i), keys[i], 8, 0.9)[:2] for i in range(3)] + [one]
 
     return buffer, jax.jit(update)
 
 
-WAYS = {"read in one call": (0, 2**20, False), "read ahead": (1, 0, False), "read one update ahead": (2, 2**20, True)}
+WAYS = {"read in one call": (2**20, 0), "read ahead": (0, 2), "read one batch ahead": (0, 1)}
 
 
-@pytest.mark.parametrize(("seed", "at_once", "early"), WAYS.values(), ids=WAYS)
-def test_all_storages_return_same_samples(seed, at_once, early, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("at_once", "num_ahead"), WAYS.values(), ids=WAYS)
+def test_all_storages_return_same_samples(at_once, num_ahead, tmp_path, monkeypatch):
     """Samples are equal bit for bit. Their stacks are the added ones: the action identifies row and environment."""
-    hits, take = [], ahead.Ahead.take
-    monkeypatch.setattr(ahead.Ahead, "take", lambda *args: hits.append(take(*args)) or hits[-1])
+    taken, take = [], ahead.Ahead.take
+    monkeypatch.setattr(ahead.Ahead, "take", lambda *args: taken.append(args[1]) or take(*args))
     monkeypatch.setattr(replay.host, "MAX_AT_ONCE", at_once)
-    monkeypatch.setattr(ahead, "MAX_BYTES", 2 * 8 * STACK * 4 * seed)  # two batches, or one
-    stacks, lasts = history(seed, 20 * LENGTH)
+    monkeypatch.setattr(ahead, "MAX_BYTES", 2 * 8 * STACK * 2 * num_ahead)
+    stacks, lasts = history(num_ahead, 20 * LENGTH)
     found = {}
     for store in [("device", "none"), *STORES]:
-        buffer, update = program(*store, at_once, early)
+        buffer, update = program(*store, at_once)
         for resource in buffer.resources:
             resource.open(tmp_path / "-".join(store))
         state, found[store] = buffer.init(), []
@@ -269,17 +265,15 @@ def test_all_storages_return_same_samples(seed, at_once, early, tmp_path, monkey
             ones = np.ones((LENGTH, ENVS), np.float32)
             action = number * ENVS + np.arange(ENVS, dtype=np.int32)
             steps = Transition(stacks[rows], action, ones, ones, lasts[rows], ones > 0, ())
-            state, batches = update(state, steps, jax.random.key(start), jax.random.key(start + LENGTH))
+            state, batches = update(state, steps, jax.random.key(start))
             found[store].append(jax.device_get(batches))
             for batch, weight in found[store][-1]:
                 numbers = batch.action[weight > 0] // ENVS
-                assert (numbers < start + (0 if early else LENGTH)).all()
+                assert (numbers < start + LENGTH).all()
         for resource in buffer.resources:
             resource.close()
         jax.tree.map(np.testing.assert_array_equal, found[store], found[("device", "none")])
-    num_taken = 0 if at_once and not early else len(STORES) * 3 * len(stacks) // LENGTH
-    assert len(hits) == num_taken
-    assert hits.count(False) == (3 * len(STORES) if early else 0), "only the first update has requested nothing"
+    assert len(taken) == (0 if at_once else len(STORES) * 3 * len(stacks) // LENGTH)
     for batch, weight in itertools.chain(*found[("disk", "zstd")]):
         number, env = np.divmod(batch.action[weight > 0], ENVS)
         ends = lasts[number, env]
@@ -340,16 +334,14 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
-@pytest.mark.parametrize("sample_ahead", [False, True])
-def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(sample_ahead, tmp_path):
+def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_path):
     """The ring is filled four times, and a run resumes from its files.
 
     With the compiler flags of the tests, the gather on the device is fused into other loops, which round differently.
     """
-    agent = {"sample_ahead": sample_ahead, "n_step": 3}
-    on_device, in_memory = train(tmp_path / "device", **agent), train(tmp_path / "host", "host", "none", **agent)
+    on_device, in_memory = train(tmp_path / "device", n_step=3), train(tmp_path / "host", "host", "none", n_step=3)
     folder = tmp_path / "disk"
-    train(folder, "disk", "none", total_steps=400, **agent)
+    train(folder, "disk", "none", total_steps=400, n_step=3)
     jaxrl_fast.fit(resume=folder, total_steps=768)
     jax.tree.map(np.testing.assert_array_equal, learner(folder), in_memory)
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)

@@ -42,13 +42,6 @@ replay_compression = partial(
     "zstandard is installed.",
     needs=("replay_storage", "auto", "host", "disk"),
 )
-sample_ahead = partial(
-    option,
-    False,
-    help="Sample the batches of an update before its rollout, so that a replay in host memory or on disk is read "
-    "during the rollout. Transitions of that rollout are then not sampled.",
-    needs=("prioritized", False),
-)
 batch_size = partial(option, help="Transitions per gradient step.", bounds=COUNT)
 replay_ratio = partial(
     option, help="Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
@@ -240,7 +233,6 @@ class OffPolicy:
     n_step: int
     replay_storage: Storage
     replay_compression: Compression
-    sample_ahead: bool = False
 
     @property
     def ratio(self) -> Fraction:
@@ -249,11 +241,7 @@ class OffPolicy:
 
     def first_learning(self, num_envs: int) -> int:
         """Return the environment steps before the first gradient step: enough for transitions in the replay buffer."""
-        return max(self.learning_starts, (self.n_step + 1 + self.delay(rollout_length(self, num_envs))) * num_envs)
-
-    def delay(self, rollout_length: int) -> int:
-        """Return the number of newest rows of each environment that are not sampled."""
-        return rollout_length if self.sample_ahead else 0
+        return max(self.learning_starts, (self.n_step + 1) * num_envs)
 
     def gradient_rows(self, num_envs: int) -> int:
         """Return the rows in a gradient step."""
@@ -265,7 +253,7 @@ class OffPolicy:
         steps = "1 gradient step" if self.replay_ratio == 1 else f"{self.replay_ratio:g} gradient steps"
         return (
             f"{steps} per environment step, {self.batch_size:,} {rows} each, "
-            f"from step {self.first_learning(num_envs):,} on" + ", drawn one update ahead" * self.sample_ahead
+            f"from step {self.first_learning(num_envs):,} on"
         )
 
 

@@ -25,7 +25,6 @@ class DQN(common.OffPolicy):
     buffer_size: int = common.buffer_size(100_000)
     replay_storage: common.Storage = common.replay_storage()
     replay_compression: common.Compression = common.replay_compression()
-    sample_ahead: bool = common.sample_ahead()
     batch_size: int = common.batch_size(128)
     replay_ratio: float = common.replay_ratio(0.1)
     learning_starts: int = common.learning_starts(10_000)
@@ -92,7 +91,6 @@ class DQN(common.OffPolicy):
     def first_learning(self, num_envs: int) -> int:
         """Return the environment steps before the first gradient step: enough for a transition or a sequence."""
         rows = 1 if self.memory == "none" else self.sequence_length
-        rows += self.delay(common.rollout_length(self, num_envs))
         return max(self.learning_starts, (self.n_step + rows) * num_envs)
 
     def gradient_rows(self, num_envs: int) -> int:

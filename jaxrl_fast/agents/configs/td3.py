@@ -25,7 +25,6 @@ class TD3(common.ActorCritic):
     buffer_size: int = common.buffer_size(1_000_000)
     replay_storage: common.Storage = common.replay_storage()
     replay_compression: common.Compression = common.replay_compression()
-    sample_ahead: bool = common.sample_ahead()
     batch_size: int = common.batch_size(256)
     replay_ratio: float = common.replay_ratio(1.0)
     learning_starts: int = common.random_actions(5_000)

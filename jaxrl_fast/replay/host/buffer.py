@@ -106,18 +106,18 @@ class HostBuffer:
     def request(self, worker: int, row: np.ndarray, env: np.ndarray, num: int) -> None:
         """Begin to read the first `num` of K batches at places [P, K, M].
 
-        They must be taken before a `put` overwrites their rows, and before the second request after this one.
+        They must be taken before a `put` overwrites their rows, and before the next request.
         """
         newest, places = self._newest_rows(), np.stack([row, env])
         read = lambda i, batch: self._read_batch(newest, places[:, :, i], batch)
-        self.ahead[worker].request(read, places, num, self.shape.num_bytes)
+        self.ahead[worker].request(read, (len(row), row.shape[2], self.shape.num_bytes), num)
 
-    def take(self, worker: int, i: int, row: np.ndarray, env: np.ndarray, out: np.ndarray) -> None:
-        """Write the frames at places [P, M] to `out` [P, M, B]: batch i of those requested, or else read now."""
+    def take(self, worker: int, i: int, out: np.ndarray) -> None:
+        """Write the frames [P, M, B] of batch i of those requested, which follows the last one taken, to `out`."""
         start = perf_counter()
-        newest, places = self._newest_rows(), np.stack([row, env])
-        if not self.ahead[worker].take(i, places, out):  # the first of a run, or of a resumed one
-            self._read_batch(newest, places, out)
+        with self.lock:
+            self._check_open()
+        self.ahead[worker].take(i, out)
         self.read_time += perf_counter() - start
 
     def _read_batch(self, newest: Newest, places: np.ndarray, out: np.ndarray) -> None:
