@@ -154,7 +154,6 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
         resources=context.replay.resources,
-        forget=lambda state, lost: state._replace(replay=context.replay.forget(state.replay, lost)),
     )
 
 

@@ -117,7 +117,6 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
         resources=context.replay.resources,
-        forget=lambda state, lost: state._replace(replay=context.replay.forget(state.replay, lost)),
     )
 
 

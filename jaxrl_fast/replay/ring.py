@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast.replay.store import DEVICE, Batches, Fetched, FrameStore, Place
@@ -114,31 +113,14 @@ def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
 
 
 def discard_tail(config: ReplayConfig, ring: Ring) -> Ring:
-    """Truncate all episodes at the newest row, whose successor will be missing: see `_truncate`."""
-    return _truncate(ring, jnp.arange(config.num_rows) == (ring.head - 1) % config.num_rows)
+    """Truncate all episodes at the newest row, whose successor will be missing.
 
-
-def forget(config: ReplayConfig, ring: Ring, lost: np.ndarray) -> tuple[Ring, np.ndarray]:
-    """Mark rows as unreadable that need a frame of the rows `lost` [R]: in their stack, or in that of their successor.
-
-    Also returns these rows, bool [R]. Episodes are truncated before them. Called on the host.
+    This row cannot be drawn, and the episodes of the row before it end. It has the place of a reset: targets bootstrap
+    from its observation, as in any truncated episode.
     """
-    broken = np.any([np.roll(lost, k) for k in range(max(config.frame_stack, 1))], axis=0)
-    unreadable = np.asarray(broken | _of_next(ring, jnp.asarray(broken)))
-    return _truncate(ring, jnp.asarray(unreadable)), unreadable
-
-
-def _truncate(ring: Ring, row: Array) -> Ring:
-    """Return the ring where the rows with True [R] cannot be drawn, and end the episodes of the rows before them.
-
-    Such a row has the place of a reset: targets bootstrap from its observation, as in any truncated episode.
-    """
-    return ring._replace(valid=ring.valid & ~row[:, None], last=ring.last | _of_next(ring, row)[:, None])
-
-
-def _of_next(ring: Ring, flag: Array) -> Array:
-    """Return the flag [R] of the row after each; False for the newest row."""
-    return jnp.roll(flag, -1).at[ring.head - 1].set(False)
+    newest = jnp.arange(config.num_rows) == (ring.head - 1) % config.num_rows
+    before = jnp.roll(newest, -1).at[ring.head - 1].set(False)
+    return ring._replace(valid=ring.valid & ~newest[:, None], last=ring.last | before[:, None])
 
 
 def num_lost(config: ReplayConfig, ring: Ring) -> Array:

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections import deque
+from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -102,46 +103,6 @@ def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(content)
-
-
-DAMAGES = {"flipped bit": flip, "truncated": lambda path: os.truncate(path, 30), "missing": lambda path: path.unlink()}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_undamaged_groups_of_damaged_buffer_are_read(kind, damage, tmp_path):
-    """Rows of damaged groups are zero and named as lost; all others are those of before, also after another save."""
-    shape, rng = host_buffer.Shape(160, 2, BYTES), np.random.default_rng(0)
-    buffer, rows = opened(shape, kind, tmp_path), rng.integers(1, 256, (280, 2, BYTES)).astype(np.uint8)
-    for i in range(0, 280, 40):
-        buffer.put(0, i % 160, rows[i : i + 40])
-        saved = buffer.save()()
-    buffer.close()
-    places = np.stack(np.meshgrid(np.arange(160), [0, 1], indexing="ij"), -1)[None, None].reshape(1, 1, -1, 2)
-    newest = 279 - (279 - np.arange(160)) % 160  # the row at each place
-    for file in saved["files"]:
-        damage(tmp_path / file["name"])
-        file["damaged"] = True
-        break
-    buffer = opened(shape, kind, tmp_path)
-    buffer.prune([saved])
-    lost = buffer.load(saved)
-    groups = {newest[i] // host_buffer.BLOCK for i in np.flatnonzero(lost)}
-    assert lost.any() and all(lost[newest // host_buffer.BLOCK == group].all() for group in groups)
-    if damage is flip:
-        assert len(groups) == 1, "other groups of the file are whole"
-    expected = np.where(lost[:, None, None], 0, rows[newest])
-    np.testing.assert_array_equal(read(buffer, places, 1)[0, 0].reshape(160, 2, BYTES), expected)
-    again = buffer.save()()
-    buffer.prune([again])
-    buffer.close()
-    assert {file["name"] for file in again["files"]} <= {path.name for path in tmp_path.iterdir()}
-    for file in again["files"]:
-        assert not file.get("damaged") and len((tmp_path / file["name"]).read_bytes()) >= file["bytes"]
-    buffer = opened(shape, kind, tmp_path)
-    assert not buffer.load(again).any()
-    np.testing.assert_array_equal(read(buffer, places, 1)[0, 0].reshape(160, 2, BYTES), expected)
-    buffer.close()
 
 
 def test_buffer_stores_equal_rollouts_of_grad_workers_once(tmp_path):
@@ -281,32 +242,6 @@ def test_all_storages_return_same_samples(at_once, num_ahead, tmp_path, monkeypa
         np.testing.assert_array_equal(batch.next_obs[weight > 0], stacks[number + np.where(ends, 1, STEPS), env])
 
 
-@pytest.mark.parametrize("exponent", [None, 0.5], ids=["uniform", "prioritized"])
-def test_transitions_that_need_lost_rows_are_never_sampled(exponent):
-    """Neither where the row is in a stack, nor where it is that of the successor; all others are still drawn.
-
-    The target of the row before, of two steps, ends after one.
-    """
-    stacks, lasts = history(3, ROWS + LENGTH)
-    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
-    buffer = replay.make(config, SPEC, Parallelism(), exponent)
-    state, ones = buffer.init(), np.ones((LENGTH, ENVS), np.float32)
-    for start in range(0, ROWS + LENGTH, LENGTH):
-        action = np.repeat(np.arange(start, start + LENGTH)[:, None], ENVS, 1).astype(np.int32)
-        rows = slice(start, start + LENGTH)
-        state = buffer.add(state, Transition(stacks[rows], action, ones, ones, lasts[rows], ones > 0, ()))
-    lost = np.zeros(ROWS, bool)
-    lost[12] = True  # the row of number 12, since the four oldest have been overwritten
-    sample = jax.jit(lambda state, key: buffer.sample(state, key, 512, 0.9)[:2])
-    drawn = lambda state: {*np.asarray(sample(state, jax.random.key(0))[0].action).tolist()}
-    batch, weight = sample(buffer.forget(jax.device_get(state), lost), jax.random.key(1))
-    numbers = {*np.asarray(batch.action)[np.asarray(weight) > 0].tolist()}
-    assert drawn(state) - numbers == {*range(12 - 1, 12 + STACK)}
-    before = (np.asarray(batch.action) == 12 - 2) & (np.asarray(weight) > 0)
-    np.testing.assert_array_equal(batch.reward[before], np.ones(max(before.sum(), 1)))
-    np.testing.assert_allclose(batch.discount[before], 0.9)
-
-
 # Whole runs
 
 RUN = {
@@ -347,22 +282,24 @@ def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_p
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_run_resumes_without_damaged_rows_if_told_to(prioritized, tmp_path, capsys):
+def test_damaged_replay_costs_its_checkpoint(tmp_path, capsys):
+    """An older intact checkpoint is loaded. Without one, the resume fails in one line, but the policy still loads."""
     folder = tmp_path / "disk"
-    train(folder, "disk", "none", prioritized=prioritized)
+    train(folder, "disk", "none", total_steps=400)
+    older = {path.name for path in (folder / "replay").iterdir()}
+    jaxrl_fast.fit(resume=folder, total_steps=768)
     for file in (folder / "replay").iterdir():
-        flip(file)
-    with pytest.raises(
-        ValueError,
-        match=r"got \d damaged checkpoints? \(.*bin does not match its checksum\); use on.damaged.replay drop to ",
-    ):
-        jaxrl_fast.fit(resume=folder, total_steps=2000)
-    jaxrl_fast.fit(resume=folder, total_steps=800, on_damaged_replay="drop", keep_replay=False)
-    said = capsys.readouterr().err
-    assert "does not match its checksum; resuming without the lost rows" in said
-    assert re.search(r"\d+ of the 96 rows of the replay are lost and no longer sampled", said)
-    assert not (folder / "replay").exists()
-    with pytest.raises(ValueError, match=r"bin cannot be read \(No such file or directory\)\); use on.damaged.replay"):
-        jaxrl_fast.fit(resume=folder, total_steps=2000)
+        if file.name not in older:
+            flip(file)
+    jaxrl_fast.fit(resume=folder, total_steps=800)
+    assert "bin does not match its checksum; using the previous one" in capsys.readouterr().err
+    files = [*(folder / "replay").iterdir()]
+    cut = lambda path: os.truncate(path, 9)
+    for damage, problem in ((cut, "does not match its checksum"), (Path.unlink, "cannot be read (No such file or")):
+        for file in files:
+            damage(file)
+        with pytest.raises(
+            ValueError, match=rf"got \d damaged checkpoints? \(.*bin {re.escape(problem)}.*; start a new"
+        ):
+            jaxrl_fast.fit(resume=folder, total_steps=2000)
     assert jaxrl_fast.load(folder, which="last").env_steps == 800  # a policy needs no replay

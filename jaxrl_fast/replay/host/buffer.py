@@ -176,32 +176,21 @@ class HostBuffer:
 
         return write
 
-    def load(self, saved: Mapping[str, Any]) -> np.ndarray:
-        """Restore a saved buffer, except for damaged parts of files that are marked so.
-
-        Returns which places are lost in all environments, bool [R]. Their frames are zero. Raises ValueError for a
-        buffer of another form, which another version of this package may have saved.
-        """
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Restore a saved buffer. Raise ValueError for another form, which another version may have saved."""
         form, own = (saved["block"], *saved["shape"]), (BLOCK, *self.shape)
         if form != own:
             raise ValueError(f"the saved replay must have block and shape {own}, got {form}; train it again")
         count = self.count = saved["count"]
         self.seen = [count] * self.num_workers
-        at, lost = count % BLOCK, np.zeros(self.shape.num_rows, bool)
+        at = count % BLOCK
         for file in saved["files"]:
-            if file.get("damaged"):
-                file, gone = self.journal.recover(file)
-                first = count // BLOCK if file["group"] is None else file["group"]
-                for group in (first + i for i in gone):
-                    start, end = max(BLOCK * group, count - len(lost)), min(BLOCK * (group + 1), count)
-                    lost[np.arange(start, end) % len(lost)] = True
             if file["group"] is None:
                 for env, block in enumerate(next(iter(self.journal.read(file)))):
                     self.newest[env, :at] = self.blocks.codec.decode(block, (at, self.shape.num_bytes))
             else:
                 self.blocks.load(file, self.journal)
         self.num_saved = count // BLOCK
-        return lost
 
     def prune(self, kept: list[Mapping[str, Any]]) -> None:
         """Delete the files that are not part of these saves and not in use."""
