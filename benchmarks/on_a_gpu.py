@@ -116,7 +116,7 @@ PARTS = {  # run in the order in which they are named
         script("sac_speed", 2, "--only plain,population --num-envs 1,256,4096 --gradient-steps 10000"),
     ],
     "replay": [
-        script("replay_dqn", 3, "--stores device-none host-none host-none-ahead disk-none disk-none-ahead --rounds 5"),
+        script("replay_dqn", 3, "--stores device-none host-none disk-none --rounds 5"),
     ],
     "same_bits": [check("same_bits", 2)],
     "control": [

@@ -65,7 +65,7 @@ def make(store: str, shape: tuple[int, ...], stack: int, capacity: int, length: 
         state = buffer.add(state, steps)
         keys = jax.random.split(key, BATCHES)
         draws = replay.Draws(keys, num)
-        of_batch = buffer.read_ahead(state, draws, None, BATCH) if buffer.read_ahead else lambda i: state
+        of_batch = buffer.read_ahead(state, draws, BATCH) if buffer.read_ahead else lambda i: state
 
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
             sample = buffer.sample(of_batch(i), keys[i], BATCH, GAMMA)[0]

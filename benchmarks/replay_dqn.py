@@ -5,7 +5,7 @@
 All stores train in one process, each with its own environments and its own buffer, which is filled first. Then they
 take turns, in rounds: `ratio` is the median over the rounds of the speed over that of "device" in the same round.
 `cpu_ratio` is the same of the processor time, of all threads, which depends less on other programs. `read_ms` is how
-long the program waited for one update's batches. Stores with "-ahead" have `sample_ahead`.
+long the program waited for one update's batches.
 """
 
 import argparse
@@ -25,16 +25,15 @@ from jaxrl_fast.utils import devices
 
 devices.configure_cpu_devices("auto")
 NUM_UPDATES = 10**6  # over which schedules decay
-STORES = ("device-none", "host-none", "host-zstd", "disk-none", "disk-zstd", "host-zstd-ahead", "disk-zstd-ahead")
+STORES = ("device-none", "host-none", "host-zstd", "disk-none", "disk-zstd")
 
 
 class Contender:
     """One store: a compiled run, and the state that it has reached."""
 
     def __init__(self, store: str, args: argparse.Namespace, folder: Path):
-        storage, compression, *ahead = store.split("-")
+        storage, compression = store.split("-")
         agent = {"buffer_size": args.capacity, "learning_starts": args.capacity // 2, "replay_storage": storage}
-        agent |= {"sample_ahead": bool(ahead)}
         agent |= {} if storage == "device" else {"replay_compression": compression}
         settings = load.from_keywords(args.preset, agent=agent)
         algorithm = build.load_algorithm(settings)

@@ -386,11 +386,11 @@ def replay_dqn() -> str:
     """Return the speed of DQN on Pong with each storage of the replay."""
     rows = []
     for c in read("replay_dqn_cpu")["cases"]:
-        storage, compression, *ahead = c["store"].split("-")
+        storage, compression = c["store"].split("-")
         measured = f"{c['steps_per_s']:.0f}", f"{c['ratio']:.2f}", f"{c['read_ms']:.1f} ms"
-        rows.append([storage, compression, "yes" if ahead else "no", *measured])
+        rows.append([storage, compression, *measured])
     waiting = "waiting for an update's batches"
-    return grid(["storage", "compression", "sample_ahead", "steps per second", "relative to `device`", waiting], rows)
+    return grid(["storage", "compression", "steps per second", "relative to `device`", waiting], rows)
 
 
 def replay_stores() -> str:

@@ -258,8 +258,7 @@ class HostResource(NamedTuple):
     open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty, before a program runs that uses it
     close: Callable[[], None]  # when no such program runs any more
     save: Callable[[], Callable[[], dict[str, Any]]]  # record the state; the result writes the changes, in a thread
-    # Restores what `save` wrote, with "files" of name, bytes and sha256, perhaps "damaged"; lost rows, bool [R]
-    load: Callable[[Mapping[str, Any]], Any]
+    load: Callable[[Mapping[str, Any]], None]  # restores what `save` wrote, with "files" of name, bytes and sha256
     prune: Callable[[list[Mapping[str, Any]]], None]  # delete files that are in none of these and not in use
     report: Callable[[], dict[str, float]]  # numbers about its contents and the time taken
 
@@ -286,4 +285,3 @@ class Agent(NamedTuple):
     of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
     is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
     resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host
-    forget: Callable[[PyTree, Any], PyTree] = lambda state, lost: state  # (S, what a resource has lost) to S

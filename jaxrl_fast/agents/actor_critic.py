@@ -88,7 +88,7 @@ def make_context(
     off_policy.check(ratio, target_update_interval, as_fraction)
     num_rows = config.buffer_size // ratio.steps_per_update * num_steps
     sizes = num_rows, spec.num_envs, config.n_step, spec.frame_stack
-    buffer = replay.ReplayConfig(*sizes, delay=config.delay(num_steps))
+    buffer = replay.ReplayConfig(*sizes)
     buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
@@ -151,10 +151,9 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         rollout_length=context.ratio.steps_per_update // context.num_envs,
         sample_noise=partial(action_noise.sample_noise, size),
         initial_carry=action_noise.initial_carry(size, context.config.noise_theta),
-        policy_state=lambda state: state._replace(replay=(), draw_key=()),
+        policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
         resources=context.replay.resources,
-        forget=lambda state, lost: state._replace(replay=context.replay.forget(state.replay, lost)),
     )
 
 
@@ -162,7 +161,7 @@ def _init(context: Context, init: Callable, key: Key) -> State:
     """Return the state before the first update, with empty statistics."""
     stats = normalize.init(context.spec.obs) if context.config.normalize_observations else ()
     learner = init(context, key)._replace(observations=stats, batch_stats=context.critic.init_stats())
-    return off_policy.init_state(context.config, learner, context.replay.init(), key)
+    return off_policy.init_state(learner, context.replay.init())
 
 
 def _exploit(

@@ -114,10 +114,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         sample_noise=partial(sample_noise, context),
         rollout_length=num_steps,
         initial_carry=network.initial_carry,
-        policy_state=lambda state: state._replace(replay=(), draw_key=()),
+        policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
         resources=context.replay.resources,
-        forget=lambda state, lost: state._replace(replay=context.replay.forget(state.replay, lost)),
     )
 
 
@@ -128,7 +127,7 @@ def make_replay(
     exponent = config.priority_exponent if config.prioritized else None
     period = config.sequence_period(rollout_length)
     sizes = num_rows // period * period, spec.num_envs, config.n_step, spec.frame_stack
-    buffer = replay.ReplayConfig(*sizes, delay=config.delay(rollout_length))
+    buffer = replay.ReplayConfig(*sizes)
     buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
     if config.memory == "none":
         return replay.make(buffer, spec, parallelism, exponent)
@@ -150,8 +149,6 @@ def check_sequences(config: Config, spec: EnvSpec, parallelism: Parallelism, rol
     """Raise ValueError if the sequences of an agent with memory do not fit the buffer."""
     if config.memory == "none":
         return
-    if config.sample_ahead:
-        raise ValueError(f"sample_ahead: cannot be combined with memory, got {config.memory}; drop one of the two")
     length, burn_in, num_envs = config.sequence_length, config.burn_in, spec.num_envs * parallelism.num_shards
     if burn_in >= length:
         raise ValueError(
@@ -176,7 +173,7 @@ def init(context: Context, key: Key) -> State:
     """Return fresh parameters, target parameters equal to them, and an empty replay buffer."""
     params = context.network.init(key)
     learner = Learner(params, params, context.optimizer.init(params))
-    return off_policy.init_state(context.config, learner, context.replay.init(), key)
+    return off_policy.init_state(learner, context.replay.init())
 
 
 def sample_noise(context: Context, key: Key, num_steps: int, num_envs: int) -> Noise:

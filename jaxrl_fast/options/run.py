@@ -26,7 +26,7 @@ DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an alg
 STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # environment options that do not change its steps
 
 # Options of one process of a run, not of the run itself
-NOT_SAVED = ("run_dir", "name", "resume", "dry_run", "replay_dir", "on_damaged_replay")
+NOT_SAVED = ("run_dir", "name", "resume", "dry_run", "replay_dir")
 
 # Options for watching, storing and executing a run, which do not change its results.
 system = partial(option, resumable=True, sweepable=False)
@@ -233,11 +233,6 @@ class Checkpoints:
         "",
         "Folder, new or empty, for the replay files. Default: in the run directory. When resuming: the folder to which "
         "they were moved.",
-    )
-    on_damaged_replay: Literal["stop", "drop"] = system(
-        "stop",
-        "What to do if replay files are damaged or missing when resuming. stop: load an older checkpoint, or fail. "
-        "drop: load the newest checkpoint and do not sample lost transitions.",
     )
     exact_resume: bool = system(
         False, "Reset host environments at every checkpoint so that resuming is bit-exact.", resumable="inexact"

@@ -74,7 +74,6 @@ def make(
         compress_obs=lambda obs: inner.compress_obs(mark(2, obs)),
         policy_state=lambda state: state._replace(learner=inner.policy_state(state.learner)),
         on_env_restart=lambda state: state._replace(learner=inner.on_env_restart(state.learner)),
-        forget=lambda state, lost: state._replace(learner=inner.forget(state.learner, lost)),
         gradient_steps=None,
         of_player=lambda player: of_learner(seat(inner, 2, player)),
         is_scored=is_learner,

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jaxrl_fast.parallel import collectives
@@ -33,10 +31,9 @@ class Replay(NamedTuple):
     sample: Callable[..., tuple[Any, Array, Any]]  # see `uniform`
     size: Callable[[PyTree], Array]  # rows of each environment, int32
     discard_tail: Callable[[PyTree], PyTree]  # R to R when all environments restart: the newest row has no successor
-    forget: Callable[[PyTree, np.ndarray], PyTree]  # (R, rows that are lost, bool [num_rows]) to R, on the host
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
-    # (R, Draws, Draws of the next update or None, batch_size) to a function: `sample` from its value at i < num, with
-    # keys[i], is as from R. None: reading ahead is useless, or impossible since the draws depend on priorities.
+    # (R, Draws, batch_size) to a function: `sample` from its value at i < num, with keys[i], is as from R. None: it is
+    # useless, or impossible since the draws depend on priorities.
     read_ahead: Callable[..., Callable[[Array], PyTree]] | None = None
     resources: tuple[HostResource, ...] = ()  # the parts on the host
 
@@ -79,7 +76,6 @@ def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Para
         sample=partial(_sample_uniform, config, parallelism),
         size=lambda state: state.size,
         discard_tail=partial(ring.discard_tail, config),
-        forget=lambda state, lost: ring.forget(config, state, lost)[0],
         read_ahead=partial(_read_ahead, config, parallelism) if config.store.get_ahead else None,
         resources=config.store.resources,
     )
@@ -102,7 +98,6 @@ def prioritized(
         sample=partial(_sample_prioritized, config, parallelism),
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config, state.ring)),
-        forget=partial(_forget_prioritized, config),
         update_priorities=partial(update_priorities, exponent),
         resources=config.store.resources,
     )
@@ -160,10 +155,9 @@ def _read_ahead(
     parallelism: Parallelism,
     state: Ring,
     draws: Draws,
-    upcoming: Draws | None,
     batch_size: int,
 ) -> Callable[[Array], Ring]:
-    return ring.read_ahead(config, state, draws, upcoming, *draw_args(parallelism, batch_size))
+    return ring.read_ahead(config, state, draws, *draw_args(parallelism, batch_size))
 
 
 def _sample_uniform(
@@ -209,14 +203,6 @@ def _add_prioritized(
     priority = jnp.where((offset < -config.n_step)[:, None] & data.valid[row], max_priority, 0.0)
     item = row[:, None] * config.num_envs + jnp.arange(config.num_envs)[None]
     return Prioritized(data, sum_tree.update(state.priorities, item.reshape(-1), priority.reshape(-1)), max_priority)
-
-
-def _forget_prioritized(config: ReplayConfig, state: Prioritized, lost: np.ndarray) -> Prioritized:
-    data, unreadable = ring.forget(config, state.ring, lost)
-    item = np.flatnonzero(np.repeat(unreadable, config.num_envs))
-    on_device = jax.tree.map(jnp.asarray, state.priorities)  # a checkpoint has numpy arrays
-    priorities = sum_tree.update(on_device, jnp.asarray(item), jnp.zeros(item.shape))
-    return state._replace(ring=data, priorities=priorities)
 
 
 def update_priorities(exponent: float | Array, state: Any, index: Index, errors: Array) -> Any:

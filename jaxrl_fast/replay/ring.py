@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast.replay.store import DEVICE, Batches, Fetched, FrameStore, Place
@@ -37,7 +36,6 @@ class ReplayConfig(NamedTuple):
     n_step: int = 1
     frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are stored whole
     store: FrameStore = DEVICE  # of the observations
-    delay: int = 0  # number of newest rows that are not sampled: the last rollout, if batches are drawn before it
 
 
 class Ring(NamedTuple):
@@ -115,31 +113,14 @@ def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
 
 
 def discard_tail(config: ReplayConfig, ring: Ring) -> Ring:
-    """Truncate all episodes at the newest row, whose successor will be missing: see `_truncate`."""
-    return _truncate(ring, jnp.arange(config.num_rows) == (ring.head - 1) % config.num_rows)
+    """Truncate all episodes at the newest row, whose successor will be missing.
 
-
-def forget(config: ReplayConfig, ring: Ring, lost: np.ndarray) -> tuple[Ring, np.ndarray]:
-    """Mark rows as unreadable that need a frame of the rows `lost` [R]: in their stack, or in that of their successor.
-
-    Also returns these rows, bool [R]. Episodes are truncated before them. Called on the host.
+    This row cannot be drawn, and the episodes of the row before it end. It has the place of a reset: targets bootstrap
+    from its observation, as in any truncated episode.
     """
-    broken = np.any([np.roll(lost, k) for k in range(max(config.frame_stack, 1))], axis=0)
-    unreadable = np.asarray(broken | _of_next(ring, jnp.asarray(broken)))
-    return _truncate(ring, jnp.asarray(unreadable)), unreadable
-
-
-def _truncate(ring: Ring, row: Array) -> Ring:
-    """Return the ring where the rows with True [R] cannot be drawn, and end the episodes of the rows before them.
-
-    Such a row has the place of a reset: targets bootstrap from its observation, as in any truncated episode.
-    """
-    return ring._replace(valid=ring.valid & ~row[:, None], last=ring.last | _of_next(ring, row)[:, None])
-
-
-def _of_next(ring: Ring, flag: Array) -> Array:
-    """Return the flag [R] of the row after each; False for the newest row."""
-    return jnp.roll(flag, -1).at[ring.head - 1].set(False)
+    newest = jnp.arange(config.num_rows) == (ring.head - 1) % config.num_rows
+    before = jnp.roll(newest, -1).at[ring.head - 1].set(False)
+    return ring._replace(valid=ring.valid & ~newest[:, None], last=ring.last | before[:, None])
 
 
 def num_lost(config: ReplayConfig, ring: Ring) -> Array:
@@ -149,7 +130,7 @@ def num_lost(config: ReplayConfig, ring: Ring) -> Array:
 
 def num_readable(config: ReplayConfig, ring: Ring) -> Array:
     """Return the number of rows that can be read, int32, at least 0."""
-    return jnp.maximum(ring.size - config.n_step - config.delay - num_lost(config, ring), 0)
+    return jnp.maximum(ring.size - config.n_step - num_lost(config, ring), 0)
 
 
 def draw(
@@ -188,20 +169,17 @@ def read_ahead(
     config: ReplayConfig,
     ring: Ring,
     draws: Draws,
-    upcoming: Draws | None,
     batch_size: int,
     own: Callable[[Array], Array] = lambda x: x,
 ) -> Callable[[Array], Ring]:
-    """Begin to read the frames of the batches of an update, and with `upcoming`, of the next update.
+    """Begin to read the frames of the batches of an update.
 
     Returns a function from i to a ring from which only batch i can be read, as `draw` chooses it from draws.keys[i].
     Call the function once with each of 0 to draws.num - 1.
     """
     get_ahead = config.store.get_ahead
     assert get_ahead, "the store reads one batch at a time"
-    batches = partial(_batches, config, batch_size=batch_size, own=own)
-    later = None if upcoming is None else batches(before_next(config, ring), upcoming)
-    of_batch = get_ahead(ring.obs, batches(ring, draws), later)
+    of_batch = get_ahead(ring.obs, _batches(config, ring, draws, batch_size, own))
     return lambda i: ring._replace(obs=Fetched(of_batch(i)))
 
 
@@ -212,15 +190,6 @@ def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, ow
     rows = each[0], follow(config, ring, *each, 1.0)[2]
     split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
     return Batches([split(place) for place in _places(config, ring, rows, each[1])], draws.num)
-
-
-def before_next(config: ReplayConfig, ring: Ring) -> Ring:
-    """Return a ring from which `draw` takes the same rows as after the next `delay` rows have been added.
-
-    The added rows are not drawn, nor are the rows that they overwrite.
-    """
-    size = jnp.minimum(ring.size + config.delay, config.num_rows)
-    return ring._replace(head=(ring.head + config.delay) % config.num_rows, size=size)
 
 
 def follow(

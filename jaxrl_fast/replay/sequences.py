@@ -82,7 +82,6 @@ def make(
         sample=partial(sample, config, parallelism),
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config.ring, state.ring)),
-        forget=lambda state, lost: state._replace(ring=ring.forget(config.ring, state.ring, lost)[0]),
         update_priorities=None if exponent is None else partial(update_priorities, exponent),
         resources=config.ring.store.resources,
     )

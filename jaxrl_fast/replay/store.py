@@ -22,9 +22,9 @@ class FrameStore(NamedTuple):
     init: Callable[[int, int, PyTree], PyTree]  # (R, N, frame as ShapeDtypeStructs) to S: all frames are zero
     put: Callable[[PyTree, Array, PyTree], PyTree]  # (S, first row, frames [T, N, ...]) to S
     get: Callable[[PyTree, Sequence[Place]], list[PyTree]]  # (S, P places) to the frames at each, [..., *frame]
-    # (S, batches, batches of the next update or None) to a function, called once with each of 0 to num - 1 before the
-    # next `put`, from k to frames [P, ..., *frame]. None: use one `get` for each batch.
-    get_ahead: "Callable[[PyTree, Batches, Batches | None], Callable[[Array], PyTree]] | None" = None
+    # (S, batches) to a function, called once with each of 0 to num - 1 before the next `put`, from k to frames
+    # [P, ..., *frame]. None: use one `get` for each batch.
+    get_ahead: "Callable[[PyTree, Batches], Callable[[Array], PyTree]] | None" = None
     resources: tuple[HostResource, ...] = ()  # the parts outside of the compiled program
 
 

@@ -19,8 +19,6 @@ from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
 from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
 
-DRAW_FOLD = 9  # separates the key of draws from the keys of parameters
-
 
 class ReplayRatio(NamedTuple):
     """The schedule of gradient steps over environment steps. Fixed while tracing."""
@@ -44,7 +42,6 @@ class State(NamedTuple):
     replay: PyTree
     counts: Counts
     num_updates: Array  # int32
-    draw_key: Key | tuple[()] = ()  # with sample_ahead: the key from which the batches of every update are drawn
 
 
 def init() -> Counts:
@@ -52,10 +49,9 @@ def init() -> Counts:
     return Counts(jnp.int32(0), jnp.int32(0))
 
 
-def init_state(config: Any, learner: PyTree, buffer: PyTree, key: Key) -> State:
-    """Return the state before the first update. `config` is a `configs.common.OffPolicy`."""
-    draw_key = jax.random.fold_in(key, DRAW_FOLD) if config.sample_ahead else ()
-    return State(learner, buffer, init(), jnp.int32(0), draw_key)
+def init_state(learner: PyTree, buffer: PyTree) -> State:
+    """Return the state before the first update."""
+    return State(learner, buffer, init(), jnp.int32(0))
 
 
 class Draws(NamedTuple):
@@ -69,9 +65,8 @@ class Draws(NamedTuple):
 # sums or rows of weighted numbers, and "weight" is that of the rows.
 Step = Callable[[PyTree, Array, Key, PyTree, Counts], tuple[PyTree, PyTree, Counts, Metrics]]
 
-# Reads the batches of all steps at once, or begins with the next update's: (buffer, draws of this update, draws
-# of the next one or None) -> the buffer of step i.
-ReadAhead = Callable[[PyTree, Draws, Draws | None], Callable[[Array], PyTree]]
+# Begins to read the batches of all steps: (buffer, draws) -> the buffer of step i.
+ReadAhead = Callable[[PyTree, Draws], Callable[[Array], PyTree]]
 
 
 def learn(
@@ -88,19 +83,13 @@ def learn(
     Returns metrics: for each metric of a step, its weighted mean times the number of steps, and that number. With
     `changes_buffer`, a step changes the buffer (priorities). Otherwise the buffer stays out of the loop, and all
     batches may be read before the first step. The first key of each step must be the key that draws its batch.
-
-    With `state.draw_key`, the draws of the next update are known already, and its batches may be read as well.
     """
-    env_steps = num_env_steps(schedule, state)
-    num_steps, counts = num_grad_steps_due(schedule, state.counts, env_steps)
+    num_steps, counts = num_grad_steps_due(schedule, state.counts, num_env_steps(schedule, state))
     max_steps = max_grad_steps(schedule)
-    keys_now, keys_next = early_draw_keys(parallelism, state, max_steps)
     if read_ahead:
         assert not changes_buffer, "the draws depend on the steps before"
-        keys = split_for_steps(jax.random.clone(key), max_steps, keys_now)[:, 0]  # a step draws the same again
-        num_next, _ = num_grad_steps_due(schedule, counts, env_steps + schedule.steps_per_update)
-        upcoming = None if keys_next is None else Draws(keys_next, num_next)
-        buffer_of = read_ahead(state.replay, Draws(keys, num_steps), upcoming)
+        keys = split_for_steps(jax.random.clone(key), max_steps)[:, 0]  # a step draws the same again
+        buffer_of = read_ahead(state.replay, Draws(keys, num_steps))
 
     def once(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:
         learner, counts, *rest = changing
@@ -110,12 +99,12 @@ def learn(
 
     own = (state.replay,) if changes_buffer else (jnp.int32(0),) if read_ahead else ()
     changing = (state.learner, counts, *own)
-    (learner, counts, *rest), sums = gradient_steps(num_steps, max_steps, once, changing, key, keys_now)
+    (learner, counts, *rest), sums = gradient_steps(num_steps, max_steps, once, changing, key)
     sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), parallelism.grad_axis)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
     metrics = {f"{name}_sum": x * per_weight for name, x in sums.items()} | {"gradient_steps": num_steps}
     buffer = rest[0] if changes_buffer else state.replay
-    return State(learner, buffer, counts, state.num_updates + 1, state.draw_key), metrics
+    return State(learner, buffer, counts, state.num_updates + 1), metrics
 
 
 def num_env_steps(schedule: ReplayRatio, state: State) -> Array:
@@ -168,7 +157,6 @@ def check_sizes(
             f"use {config.buffer_size} or fewer"
         )
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
-    num_rows += config.delay(rollout_length)
     smallest = -(-num_rows // rollout_length) * schedule.steps_per_update
     if config.buffer_size < smallest:
         raise ValueError(
@@ -203,14 +191,12 @@ def gradient_steps(
     step: Callable[[PyTree, Key], tuple[PyTree, PyTree]],
     state: PyTree,
     key: Key,
-    first_keys: Key | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(state, keys [2])` -> (state, metrics).
 
-    Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few. The first key of
-    each step may be given, [max_steps].
+    Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few.
     """
-    keys = split_for_steps(key, max_steps, first_keys)
+    keys = split_for_steps(key, max_steps)
     one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, state, one)[1])
 
@@ -223,20 +209,9 @@ def gradient_steps(
     return sums
 
 
-def split_for_steps(key: Key, max_steps: int, first_keys: Key | None = None) -> Key:
-    """Return two keys for each gradient step, [max_steps, 2], of which the first ones may be given, [max_steps]."""
-    keys = jax.random.split(key, (max_steps, 2))
-    return keys if first_keys is None else keys.at[:, 0].set(jax.random.clone(first_keys))
-
-
-def early_draw_keys(parallelism: Parallelism, state: State, max_steps: int) -> tuple[Key | None, Key | None]:
-    """Return the keys [max_steps] that draw the batches of this update and of the next one on this shard, if known."""
-    if isinstance(state.draw_key, tuple):
-        return None, None
-    axis, key = parallelism.axis_name, state.draw_key
-    key = key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis))
-    now, following = (jax.random.fold_in(key, state.num_updates + i) for i in range(2))
-    return jax.random.split(now, max_steps), jax.random.split(following, max_steps)
+def split_for_steps(key: Key, max_steps: int) -> Key:
+    """Return two keys for each gradient step, [max_steps, 2]."""
+    return jax.random.split(key, (max_steps, 2))
 
 
 def update_target(

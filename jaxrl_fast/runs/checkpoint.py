@@ -171,24 +171,21 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
-def damaged_resources(saved: Checkpoint, moved_to: Path | None = None) -> list[str]:
-    """Mark the damaged files that a checkpoint names outside of its folder. Return a sentence for each.
+def damaged_resource(saved: Checkpoint, moved_to: Path | None = None) -> str:
+    """Return a sentence about the first damaged file that a checkpoint names outside of its folder, or "".
 
     The files are in the run's folder, or in that to which they were moved.
     """
-    problems, parent = [], moved_to or saved.folder.parents[1]
+    parent = moved_to or saved.folder.parents[1]
     for name, part in saved.manifest.get(RESOURCES, {}).items():
         for file in part["files"]:
             path = parent / name / file["name"]
             try:
-                if _digest(path, file["bytes"]) == file["sha256"]:
-                    continue
-                problem = "does not match its checksum"
+                if _digest(path, file["bytes"]) != file["sha256"]:
+                    return f"{saved.folder}: {name}/{path.name} does not match its checksum"
             except OSError as error:
-                problem = f"cannot be read ({error.strerror})"
-            problems.append(f"{saved.folder}: {name}/{path.name} {problem}")
-            file["damaged"] = True
-    return problems
+                return f"{saved.folder}: {name}/{path.name} cannot be read ({error.strerror})"
+    return ""
 
 
 def kept_resources(parent: Path) -> list[dict[str, Any]]:
@@ -205,7 +202,7 @@ def newest(
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint without `unneeded` arrays, or None; and the problem of each newer one.
 
-    With `whole`, the files that it names outside of its folder must be intact as well: see `damaged_resources`.
+    With `whole`, the files that it names outside of its folder must be intact as well: see `damaged_resource`.
     """
     problems: list[str] = []
     for folder in reversed(folders(parent)):
@@ -214,10 +211,10 @@ def newest(
         except ValueError as error:
             problems.append(str(error))
             continue
-        wrong = damaged_resources(saved, moved_to) if whole else []
+        wrong = damaged_resource(saved, moved_to) if whole else ""
         if not wrong:
             return saved, problems
-        problems.append(wrong[0])
+        problems.append(wrong)
     return None, problems
 
 

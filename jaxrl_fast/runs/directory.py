@@ -101,14 +101,11 @@ def is_taken(folder: Path) -> bool:
         raise ValueError(f"cannot create the folder {folder} ({error.strerror}); choose another") from error
 
 
-def checkpoint_to_resume(
-    folder: Path, drop_damaged: bool = False, moved_to: Path | None = None
-) -> "tuple[Checkpoint | None, tuple[str, ...]]":
-    """Return the checkpoint to resume from, and a sentence for each problem with it or a newer one.
+def checkpoint_to_resume(folder: Path, moved_to: Path | None = None) -> "tuple[Checkpoint | None, tuple[str, ...]]":
+    """Return the checkpoint to resume from, and a sentence for each newer one that is damaged.
 
-    Without a checkpoint (None), the run was killed or failed before its first one, and starts again. With
-    `drop_damaged`, files of the replay may be damaged, and the checkpoint marks them. `moved_to` is the folder to
-    which they were moved.
+    Without a checkpoint (None), the run was killed or failed before its first one, and starts again. `moved_to` is the
+    folder to which the files of the replay were moved.
 
     Raises:
         ValueError: If all checkpoints are corrupt, or resuming would lose lines of metrics.jsonl.
@@ -116,21 +113,16 @@ def checkpoint_to_resume(
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
 
-    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=not drop_damaged, moved_to=moved_to)
+    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=True, moved_to=moved_to)
     if saved is not None:
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics
-        can_drop = not drop_damaged and checkpoint.newest(folder / CHECKPOINTS)[0] is not None
         remedy = f"start a new run with --config {quote(str(folder / paths.CONFIG))}"
-        if can_drop:
-            remedy = "use --on-damaged-replay drop to resume without the lost rows"
         got = f"got {counted(len(problems), 'damaged checkpoint')} ({problems[0]})"
         raise ValueError(f"--resume {folder}: needs an intact checkpoint, {got}; {remedy}")
     else:
         check_restart(folder)
-    older = [f"{problem}; using the previous one" for problem in problems]
-    lost = checkpoint.damaged_resources(saved, moved_to) if saved and drop_damaged else []
-    return saved, (*older, *(f"{problem}; resuming without the lost rows" for problem in lost))
+    return saved, tuple(f"{problem}; using the previous one" for problem in problems)
 
 
 def check_restart(folder: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxrl_fast import loop
@@ -15,7 +14,7 @@ from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel.program import PARAMETERS, Program
 from jaxrl_fast.runs import checkpoint, checkpoint_saver, fingerprint
 from jaxrl_fast.training.plan import Plan
-from jaxrl_fast.types import Env, PyTree
+from jaxrl_fast.types import Env
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import parse_period
@@ -67,7 +66,9 @@ class CheckpointManager:
     def restore(self, saved: checkpoint.Checkpoint, program: Program) -> tuple[loop.TrainState, dict[str, Any]]:
         """Return the training state, and the `host_state` that was given to `save`."""
         whole = checkpoint.unflatten(program.state_spec, saved)
-        state = program.shard_state(whole._replace(agent=self._restore_resources(saved, whole.agent)))
+        for resource in self.plan.agent.resources:
+            resource.load(saved.manifest[checkpoint.RESOURCES][resource.name])
+        state = program.shard_state(whole)
         kept = saved.manifest["host"]
         self.tracker.restore(kept["scores"], saved.arrays)
         if saved.manifest["config"]["solved_threshold"] != self.tracker.solved_threshold:
@@ -161,19 +162,6 @@ class CheckpointManager:
             warnings.warn(f"the state of {env.spec.id} is not saved ({why(error)})")
             return {}
         return {} if isinstance(state, str) else state
-
-    def _restore_resources(self, saved: checkpoint.Checkpoint, agent_state: PyTree) -> PyTree:
-        """Load the agent's host resources. Return the agent's state, without lost rows."""
-        agent = self.plan.agent
-        lost = [x.load(saved.manifest[checkpoint.RESOURCES][x.name]) for x in agent.resources]
-        if not any(rows.any() for rows in lost):
-            return agent_state
-        num_lost, num_rows = sum(int(rows.sum()) for rows in lost), sum(len(rows) for rows in lost)
-        warnings.warn(f"{num_lost} of the {num_rows} rows of the replay are lost and no longer sampled")
-        if len(lost) == 1:
-            return agent.forget(agent_state, lost[0])
-        shards = [agent.forget(jax.tree.map(lambda x: x[i], agent_state), rows) for i, rows in enumerate(lost)]  # noqa: B023
-        return jax.tree.map(lambda *x: jax.numpy.stack(x), *shards)
 
     def _restore_envs(self, saved: checkpoint.Checkpoint) -> bool:
         """Let host environments continue from their saved states. Return whether they do."""

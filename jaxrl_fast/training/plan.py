@@ -62,7 +62,7 @@ class Plan(NamedTuple):
     lock: locks.Lock | None = None  # on the folder
     needs: "MemoryEstimate | None" = None
     saved: "Checkpoint | None" = None  # the checkpoint to resume from
-    damaged: tuple[str, ...] = ()  # a sentence for each newer checkpoint, and each file of the replay, that is damaged
+    damaged: tuple[str, ...] = ()  # a sentence for each newer checkpoint that is damaged
     members: tuple[Member, ...] = ()  # the members that train together; () for consecutive seeds
     varied: Varied | None = None  # the hyperparameters in which members differ, if any
     replay_note: str = ""  # where the replay's observations lie, if not on the device
@@ -144,10 +144,9 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
     options, asked = settings.options, settings
-    drop = options.on_damaged_replay == "drop"
     moved_to = path_of(options.replay_dir) if options.replay_dir else None
     folder = Path(options.resume)
-    saved, damaged = directory.checkpoint_to_resume(folder, drop, moved_to) if options.resume else (None, ())
+    saved, damaged = directory.checkpoint_to_resume(folder, moved_to) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
     if saved:

@@ -74,8 +74,6 @@ def _of_run(plan: Plan) -> list[Unused]:
         ("env_timeout", not has_workers, f"{env.spec.id} is stepped without worker processes"),
         ("keep_replay", not has_files, no_files),
         ("replay_dir", not has_files, no_files),
-        ("on_damaged_replay", not options.resume, "no run is resumed"),
-        ("on_damaged_replay", not has_files, no_files),
         ("exact_resume", env.on_device, f"{on_device}, and is always resumed exactly"),
         ("on_nonfinite", options.num_seeds == 1 and not in_sweep, "num_seeds is 1"),
         ("agent.replay_compression", has_replay and not has_files, "the replay is on the device"),

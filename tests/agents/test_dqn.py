@@ -666,7 +666,6 @@ def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (dict(sample_ahead=True, memory="gru"), "^sample_ahead: cannot be combined with memory, got gru; drop one"),
         (dict(value_rescaling=True, munchausen=True), "^value_rescaling: cannot be combined with munchausen, got both"),
         (dict(action=Box((2,))), r"dqn: requires discrete actions, got Box\(shape=\(2,\)\) of test; try ppo"),
         (dict(action=MultiDiscrete((2, 3))), r"dqn: requires discrete actions, got MultiDiscrete\(nums=\(2, 3\)\)"),

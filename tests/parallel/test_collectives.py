@@ -295,7 +295,6 @@ VARIANTS = {
     "ppo_all": ("ppo", dict(normalize_observations=True, normalize_rewards=True, target_kl=0.01)),
     "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal_lr=False)),  # which ends updates early
     "dqn": ("dqn", dict(batch_size=8, buffer_size=256, learning_starts=32)),
-    "dqn_early": ("dqn", dict(batch_size=8, buffer_size=256, learning_starts=32, sample_ahead=True)),
     "dqn_all": (
         "dqn",
         dict(batch_size=8, buffer_size=256, learning_starts=32, prioritized=True, noisy=True, dueling=True, n_step=3),

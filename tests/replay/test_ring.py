@@ -139,41 +139,6 @@ def test_draw_finds_only_valid_readable_rows(name, seed):
         assert not mostly.any() or seen.found[mostly, i].mean() > 0.9
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def draw_twice(layout, rollout_length, steps):
-    """Return what is drawn and read before each rollout [T / rollout_length, ...], and with the same key after it."""
-    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), steps.obs)
-    rollouts = jax.tree.map(lambda x: x.reshape(-1, rollout_length, *x.shape[1:]), steps)
-
-    def body(carry, rollout):
-        ring, key = carry
-        key, key_draw = jax.random.split(key)
-        early = replay_ring.draw(layout, replay_ring.before_next(layout, ring), key_draw, NUM_DRAWS)
-        sample = replay_ring.read(layout, ring, *early[:2], GAMMA)
-        ring = replay_ring.add(layout, ring, rollout)
-        late = replay_ring.draw(layout, ring, jax.random.clone(key_draw), NUM_DRAWS)
-        return (ring, key), ((early, sample), (late, replay_ring.read(layout, ring, *late[:2], GAMMA)))
-
-    return jax.lax.scan(body, (replay_ring.init(layout, obs, MANY), jax.random.key(7)), rollouts)[1]
-
-
-@pytest.mark.parametrize("name", ["vector", slow("gray"), slow("stacked-tree")])
-@settings(max_examples=2)
-@given(seed=seeds)
-def test_batch_drawn_before_rollout_equals_batch_drawn_after_it(name, seed):
-    """The rows of the rollout are not drawn, and neither are those that it overwrites."""
-    case = CASES[name]
-    layout = case.layout._replace(delay=case.rollout_length)
-    draws = jax.vmap(functools.partial(draw_twice, layout, case.rollout_length))(history(case, seed).steps)
-    (early, sample), (late, sample_late) = jax.device_get(draws)
-    jax.tree.map(np.testing.assert_array_equal, early, late)
-    found = early[2]
-    same(*(jax.tree.map(lambda x: x[found], x) for x in (sample, sample_late)))
-    num_steps = np.arange(found.shape[1])[:, None] * case.rollout_length * layout.num_envs  # before each rollout
-    assert ((sample.action <= num_steps) | ~found).all(), "actions are the numbers of steps, from 1"
-    assert found.any()
-
-
 # Counting --------------------------------------------------------------------------------------
 
 

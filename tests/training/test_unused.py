@@ -27,7 +27,6 @@ CASES = [
     ("keep_replay", False, PPO, DQN | {"agent.replay_storage": "host"}),
     ("keep_replay", False, DQN, DQN | {"agent.replay_storage": "disk"}),
     ("replay_dir", "new", DQN, DQN | {"agent.replay_storage": "disk"}),
-    ("on_damaged_replay", "drop", DQN | {"agent.replay_storage": "disk"}, None),
     ("on_nonfinite", "continue", PPO, PPO | {"num_seeds": 2}),
     ("project", "mine", PPO, None),
     ("console_every", 5, PPO | {"log_level": "quiet"}, PPO),
@@ -123,13 +122,6 @@ def test_option_with_effect_in_one_member_of_sweep_is_not_named(noises, is_told)
     made = planned(TD3 | {"agent.noise_theta": 0.15, "agent.exploration_noise": noises[0]})
     members = tuple(Member(seed, {"exploration_noise": noise}) for seed, noise in enumerate(noises))
     assert named(made._replace(members=members)) == ({"agent.noise_theta"} if is_told else set())
-
-
-def test_dropping_damaged_replay_has_effect_on_resume_only():
-    made = planned(DQN | {"agent.replay_storage": "host", "on_damaged_replay": "drop"})
-    assert named(made) == {"on_damaged_replay"}
-    options = made.settings.options.__class__(**vars(made.settings.options) | {"resume": "run"})
-    assert named(made._replace(settings=made.settings._replace(options=options))) == set()
 
 
 @pytest.mark.parametrize("preset", shipped())

@@ -98,19 +98,17 @@ def _get_ahead(
     num_bytes: int,
     handle: Array,
     batches: Batches,
-    upcoming: Batches | None,
 ) -> Callable[[Array], PyTree]:
     """Return a function from i to the frames of batch i; see `FrameStore.get_ahead`."""
     places, num = batches
     shape = places[0][0].shape
-    if upcoming is None and (shape[0] == 1 or len(places) * math.prod(shape) * num_bytes <= MAX_AT_ONCE):
+    if shape[0] == 1 or len(places) * math.prod(shape) * num_bytes <= MAX_AT_ONCE:
         found = _get(on_caller, frame, handle, places, num)
         return lambda i: jax.tree.map(lambda x: x[:, i], found)
     row, env = _stacked(places)
-    wanted = batches if upcoming is None else upcoming
-    after = on_caller(_request, handle, *_stacked(wanted.places), wanted.num)
+    after = on_caller(_request, handle, row, env, num)
     like = jax.ShapeDtypeStruct((len(places), row.shape[2], num_bytes), jnp.uint8)
-    take = lambda i: on_caller(partial(_take, like=like), after, jnp.int32(i), row[:, i], env[:, i])
+    take = lambda i: on_caller(partial(_take, like=like), after, jnp.int32(i))
     return lambda i: from_bytes(frame, take(i).reshape(len(places), *shape[1:], -1))
 
 
@@ -124,11 +122,9 @@ def _request(buffer: HostBuffer, worker: int, handle: Array, row: Array, env: Ar
     return host_call.call(begin, handle, [row, env, num], [], buffer.calls)[0]
 
 
-def _take(
-    buffer: HostBuffer, worker: int, handle: Array, i: Array, row: Array, env: Array, like: jax.ShapeDtypeStruct
-) -> Array:
-    take = lambda inputs, outputs: buffer.take(worker, int(inputs[0]), inputs[1], inputs[2], outputs[0])
-    return host_call.call(take, handle, [i, row, env], [like], buffer.calls)[1][0]
+def _take(buffer: HostBuffer, worker: int, handle: Array, i: Array, like: jax.ShapeDtypeStruct) -> Array:
+    take = lambda inputs, outputs: buffer.take(worker, int(inputs[0]), outputs[0])
+    return host_call.call(take, handle, [i], [like], buffer.calls)[1][0]
 
 
 def _read(buffer: HostBuffer, worker: int, handle: Array, row: Array, env: Array, num: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxrl_fast.replay.host.codec import RAW, Codec
-from jaxrl_fast.replay.host.journal import Journal, groups_of
+from jaxrl_fast.replay.host.journal import Journal
 
 NUM_UNPACKERS = min(4, os.cpu_count() or 1)  # threads: zstandard works outside of Python's lock
 NUM_READERS = 8  # threads: a disk answers several requests in the time of one
@@ -159,12 +159,6 @@ class FileBlocks:
             self.codec_time += unpack(self._block, self.codec, self.sizes, request, out, self.threads)
             return
         slot, num_bytes = request.group % len(self.file), self.sizes[-1]
-        is_empty = self.length[slot, request.env] == 0
-        if is_empty.any():
-            out[request.row[is_empty]] = 0
-            request, slot = Request(*(x[~is_empty] for x in request)), slot[~is_empty]
-        if not len(slot):
-            return
         offset = self.place[slot, request.env] + request.at * num_bytes
         file = self.file[slot]
         joined = (np.diff(offset) == num_bytes) & (np.diff(file) == 0) & (np.diff(request.row) == 1)
@@ -247,7 +241,7 @@ def _shares(jobs: list[Any], num: int) -> Iterator[list[Any]]:
 
 
 def _groups(file: Mapping[str, Any]) -> range:
-    return range(file["group"], file["group"] + len(groups_of(file)))
+    return range(file["group"], file["group"] + file["num_groups"])
 
 
 def _read_into(descriptor: int, offset: int, rows: np.ndarray, flags: int = 0) -> bool:

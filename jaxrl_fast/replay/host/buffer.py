@@ -106,18 +106,18 @@ class HostBuffer:
     def request(self, worker: int, row: np.ndarray, env: np.ndarray, num: int) -> None:
         """Begin to read the first `num` of K batches at places [P, K, M].
 
-        They must be taken before a `put` overwrites their rows, and before the second request after this one.
+        They must be taken before a `put` overwrites their rows, and before the next request.
         """
         newest, places = self._newest_rows(), np.stack([row, env])
         read = lambda i, batch: self._read_batch(newest, places[:, :, i], batch)
-        self.ahead[worker].request(read, places, num, self.shape.num_bytes)
+        self.ahead[worker].request(read, (len(row), row.shape[2], self.shape.num_bytes), num)
 
-    def take(self, worker: int, i: int, row: np.ndarray, env: np.ndarray, out: np.ndarray) -> None:
-        """Write the frames at places [P, M] to `out` [P, M, B]: batch i of those requested, or else read now."""
+    def take(self, worker: int, i: int, out: np.ndarray) -> None:
+        """Write the frames [P, M, B] of batch i of those requested, which follows the last one taken, to `out`."""
         start = perf_counter()
-        newest, places = self._newest_rows(), np.stack([row, env])
-        if not self.ahead[worker].take(i, places, out):  # the first of a run, or of a resumed one
-            self._read_batch(newest, places, out)
+        with self.lock:
+            self._check_open()
+        self.ahead[worker].take(i, out)
         self.read_time += perf_counter() - start
 
     def _read_batch(self, newest: Newest, places: np.ndarray, out: np.ndarray) -> None:
@@ -176,32 +176,21 @@ class HostBuffer:
 
         return write
 
-    def load(self, saved: Mapping[str, Any]) -> np.ndarray:
-        """Restore a saved buffer, except for damaged parts of files that are marked so.
-
-        Returns which places are lost in all environments, bool [R]. Their frames are zero. Raises ValueError for a
-        buffer of another form, which another version of this package may have saved.
-        """
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Restore a saved buffer. Raise ValueError for another form, which another version may have saved."""
         form, own = (saved["block"], *saved["shape"]), (BLOCK, *self.shape)
         if form != own:
             raise ValueError(f"the saved replay must have block and shape {own}, got {form}; train it again")
         count = self.count = saved["count"]
         self.seen = [count] * self.num_workers
-        at, lost = count % BLOCK, np.zeros(self.shape.num_rows, bool)
+        at = count % BLOCK
         for file in saved["files"]:
-            if file.get("damaged"):
-                file, gone = self.journal.recover(file)
-                first = count // BLOCK if file["group"] is None else file["group"]
-                for group in (first + i for i in gone):
-                    start, end = max(BLOCK * group, count - len(lost)), min(BLOCK * (group + 1), count)
-                    lost[np.arange(start, end) % len(lost)] = True
             if file["group"] is None:
                 for env, block in enumerate(next(iter(self.journal.read(file)))):
                     self.newest[env, :at] = self.blocks.codec.decode(block, (at, self.shape.num_bytes))
             else:
                 self.blocks.load(file, self.journal)
         self.num_saved = count // BLOCK
-        return lost
 
     def prune(self, kept: list[Mapping[str, Any]]) -> None:
         """Delete the files that are not part of these saves and not in use."""

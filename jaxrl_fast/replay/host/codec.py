@@ -12,15 +12,11 @@ PACKAGE, EXTRA = "zstandard", 'pip install "jaxrl_fast[replay]"'
 
 
 class Codec(NamedTuple):
-    """Two functions that are inverse to each other, for blocks that are not empty."""
+    """Two functions that are inverse to each other."""
 
     encode: Callable[[np.ndarray], Any]  # frames [n, B] of one environment to bytes
-    unpack: Callable[[Any, tuple[int, int]], np.ndarray]  # (bytes, shape) to frames [n, B]
+    decode: Callable[[Any, tuple[int, int]], np.ndarray]  # (bytes, shape) to frames [n, B]
     is_packed: bool
-
-    def decode(self, data: Any, shape: tuple[int, int]) -> np.ndarray:
-        """Return the frames of a block; zeros if it is empty."""
-        return self.unpack(data, shape) if len(data) else np.zeros(shape, np.uint8)
 
 
 def is_installed() -> bool:
@@ -33,7 +29,7 @@ def _encode(frames: np.ndarray) -> bytes:
     return packed
 
 
-def _unpack(data: Any, shape: tuple[int, int]) -> np.ndarray:
+def _decode(data: Any, shape: tuple[int, int]) -> np.ndarray:
     return np.frombuffer(_tools()[1].decompress(data), np.uint8).reshape(shape)
 
 
@@ -54,4 +50,4 @@ RAW = Codec(
     lambda data, shape: np.frombuffer(data, np.uint8).reshape(shape),
     is_packed=False,
 )
-ZSTD = Codec(_encode, _unpack, is_packed=True)
+ZSTD = Codec(_encode, _decode, is_packed=True)

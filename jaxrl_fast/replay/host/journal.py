@@ -3,17 +3,14 @@
     RUN/replay/00000003.bin    successive groups: for each environment the length of its block, uint32, and the block
 
 A file never changes below the length that a checkpoint records. So saving a run copies nothing, and a killed run finds
-all data of its last checkpoint. A resumed run begins a new file. A checkpoint also has the length and CRC-32 of each
-group, so that the rest of a damaged file can be used. An empty block stands for frames of zeros.
+all data of its last checkpoint. A resumed run begins a new file.
 """
 
 import contextlib
 import hashlib
-import io
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,7 @@ class Segment:
 
     def __init__(self, path: Path, group: int | None = None):
         self.path, self.group = path, group  # the first group; None: a group that is not full
-        self.groups: list[list[int]] = []  # the bytes and the CRC-32 of each
+        self.num_groups = 0
         self.num_bytes = 0
         self.digest = hashlib.sha256()  # of the appended bytes
         self.sha256 = ""  # of a complete file
@@ -38,12 +35,12 @@ class Segment:
     @property
     def end(self) -> int:
         """Return the group after the last one; 0 without groups."""
-        return (self.group or 0) + len(self.groups)
+        return (self.group or 0) + self.num_groups
 
     def append(self, record: bytes) -> None:
         """Write the blocks of the next group."""
         _write(self.descriptor, record, self.num_bytes)
-        self.groups.append([len(record), zlib.crc32(record)])
+        self.num_groups += 1
         self.num_bytes += len(record)
         self.digest.update(record)
 
@@ -52,7 +49,7 @@ class Segment:
         return {
             "name": self.path.name,
             "group": self.group,
-            "groups": [*self.groups],
+            "num_groups": self.num_groups,
             "bytes": self.num_bytes,
             "sha256": self.sha256 or self.digest.hexdigest(),
         }
@@ -125,7 +122,7 @@ class Journal:
     def adopt(self, file: Mapping[str, Any]) -> Segment:
         """Use a file that a checkpoint names, without appending to it."""
         segment = Segment(self.folder / file["name"], file["group"])
-        segment.groups, segment.num_bytes, segment.sha256 = groups_of(file), file["bytes"], file["sha256"]
+        segment.num_groups, segment.num_bytes, segment.sha256 = file["num_groups"], file["bytes"], file["sha256"]
         with self.lock:
             self.in_use.append(segment)
         return segment
@@ -160,31 +157,12 @@ class Journal:
     def read(self, file: Mapping[str, Any]) -> Iterator[list[bytes]]:
         """Yield the blocks of each group of a file."""
         with (self.folder / file["name"]).open("rb") as content:
-            for _ in groups_of(file):
+            for _ in range(file["num_groups"]):
                 blocks = []
                 for _ in range(self.num_envs):
                     (length,) = LENGTH.unpack(content.read(LENGTH.size))
                     blocks.append(content.read(length))
                 yield blocks
-
-    def recover(self, file: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        """Write the intact groups of a damaged or missing file to a new one, with empty blocks for lost groups.
-
-        Returns the entry of the new file, and the indices of the lost groups in it.
-        """
-        segment, lost, place, empty = self._create(), [], 0, _record([b""] * self.num_envs)
-        segment.group = file["group"]
-        path = self.folder / file["name"]
-        with path.open("rb") if path.is_file() else contextlib.nullcontext(io.BytesIO()) as content:
-            for i, (num_bytes, checksum) in enumerate(groups_of(file)):
-                content.seek(place)
-                record = content.read(num_bytes)
-                is_whole = len(record) == num_bytes and zlib.crc32(record) == checksum
-                segment.append(record if is_whole else empty)
-                lost += [] if is_whole else [i]
-                place += num_bytes
-        segment.close()
-        return segment.entry(), lost
 
     def drop(self, oldest: int) -> None:
         """Release files whose groups are all older than `oldest`. Delete the ones that no checkpoint names."""
@@ -218,11 +196,6 @@ class Journal:
 
     def _files(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if path.suffix == ENDING and path.stem.isdecimal()]
-
-
-def groups_of(file: Mapping[str, Any]) -> list[list[int]]:
-    """Return the bytes and the CRC-32 of each group of a file; 0 where a checkpoint has only their number."""
-    return [*file["groups"]] if "groups" in file else [[0, 0]] * file["num_groups"]
 
 
 def _record(blocks: Sequence[Any]) -> bytes:
