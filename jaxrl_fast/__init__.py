@@ -4,7 +4,20 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Bounds", "Callback", "Part", "Run", "RunState", "Sweep", "__version__", "choice", "fit", "load", "option", "sweep"]
+__all__ = [
+    "Bounds",
+    "Callback",
+    "Part",
+    "Run",
+    "RunState",
+    "Sweep",
+    "__version__",
+    "choice",
+    "fit",
+    "load",
+    "option",
+    "sweep",
+]
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from jaxrl_fast.config import paths, resume
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.load import from_keywords
 from jaxrl_fast.config.sources import from_mapping
+from jaxrl_fast.options.declare import Option
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import plan, trainer
@@ -20,7 +21,6 @@ from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.errors import from_function, spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
-from jaxrl_fast.options.declare import Option
 
 if TYPE_CHECKING:
     from jaxrl_fast.evaluation.policy import Trained

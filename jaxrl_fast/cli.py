@@ -14,9 +14,9 @@ from jaxrl_fast import __version__
 from jaxrl_fast.config import help
 from jaxrl_fast.config.parts import read_values
 from jaxrl_fast.config.sources import from_mapping, tokenize
+from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
-from jaxrl_fast.options.declare import options_of
 
 Ready = TypeVar("Ready")
 DISK_FULL_ERRNOS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # no room, or none for this user

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks, replay
-from jaxrl_fast.options.algorithm import as_fraction, rollout_length
 from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.ensemble import critics
+from jaxrl_fast.options.algorithm import as_fraction
+from jaxrl_fast.options.explore import OrnsteinUhlenbeck
+from jaxrl_fast.options.value import TruncatedQuantile
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import action_noise, normalize, off_policy, optim, value_distributions
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
@@ -80,45 +82,38 @@ def make_context(
     """
     size = action_noise.action_size(spec, type(config).__name__.lower())
     num_envs = spec.num_envs * parallelism.num_shards
-    num_steps = rollout_length(config, num_envs)
+    num_steps = config.length(num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     normalize.check(config, spec)
     check(config, parallelism)
     off_policy.check_sizes(config, spec, parallelism, num_steps, ratio)
     off_policy.check(ratio, target_update_interval, as_fraction)
-    num_rows = config.buffer_size // ratio.steps_per_update * num_steps
-    sizes = num_rows, spec.num_envs, config.n_step, spec.frame_stack
+    num_rows = config.replay.size // ratio.steps_per_update * num_steps
+    sizes = num_rows, spec.num_envs, config.replay.n_step, spec.frame_stack
     buffer = replay.ReplayConfig(*sizes)
-    buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
+    buffer = replay.stored(buffer, spec, parallelism, config.replay.storage, config.replay.compression)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
-    schedules = Params(*(optim.linear_schedule(rate, config.anneal_lr, num_gradient_steps) for rate in rates))
+    schedules = Params(*(optim.schedule_of(rate, config.schedule, num_gradient_steps) for rate in rates))
     of_policy = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
-    optimizer = partial(
-        optim.make_optimizer,
-        epsilon=config.adam_epsilon,
-        beta1=config.adam_beta1,
-        max_grad_norm=config.max_grad_norm,
-        transform=transform_gradient,
-    )
+    optimizer = partial(optim.make_optimizer, options=config.optimizer, transform=transform_gradient)
     options = networks.options_of(config)
-    renorm = RenormOptions(config.crossq_momentum, config.crossq_warmup) if config.crossq else None
     of_critic = options | dict(
-        hidden=config.critic_hidden_sizes or config.hidden_sizes,
-        layer_norm=config.layer_norm,
-        batch_renorm=renorm,
-        num_atoms=None if config.value_head == "none" else config.num_atoms,
+        hidden=config.critic_hidden_sizes or config.network.hidden_sizes,
+        layer_norm=config.network.layer_norm or config.critic_layer_norm,
+        batch_renorm=RenormOptions(config.target.momentum, config.target.warmup) if config.crossq else None,
+        num_atoms=value_distributions.num_atoms(config.value),
     )
     return Context(
         config=config,
         spec=spec,
         parallelism=parallelism,
-        replay=replay.make(buffer, spec, parallelism, config.priority_exponent if config.prioritized else None),
+        replay=replay.make(buffer, spec, parallelism, replay.priority_exponent(config.replay)),
         ratio=ratio,
         num_updates=num_updates,
         actor=networks.network(spec.obs, outputs_per_number * size, **options),
         critic=critics(spec.obs, size, config.num_critics, **of_critic),
-        value_head=value_distributions.head_of(config),
+        value_head=value_distributions.head_of(config.value),
         learning_rate=schedules,
         optimizer=Params(*map(optimizer, Params(of_policy, schedules.critic, of_policy))),
     )
@@ -126,14 +121,18 @@ def make_context(
 
 def check(config: Any, parallelism: Parallelism) -> None:
     """Raise ValueError for options of the critics that contradict each other or the number of devices."""
-    if config.value_head == "quantile" and config.top_quantiles_to_drop >= config.num_atoms:
-        raise ValueError(
-            f"top_quantiles_to_drop: must be less than num_atoms ({config.num_atoms}), got "
-            f"{config.top_quantiles_to_drop}; use {max(config.num_atoms // 12, 1)}"
-        )
+    if isinstance(value := config.value, TruncatedQuantile) and value.drop >= value.atoms:
+        problem = f"must be less than value.atoms ({value.atoms}), got {value.drop}"
+        raise ValueError(f"value.drop: {problem}; use {max(value.atoms // 12, 1)}")
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.crossq and num_devices > 1:
-        raise ValueError(f"crossq: a batch is normalized on one device, got {num_devices} devices; use --devices 1")
+        raise ValueError(f"target: none normalizes a batch on one device, got {num_devices} devices; set devices to 1")
+
+
+def theta_of(config: Any) -> float:
+    """Return the rate at which the exploration noise forgets: 1 for independent noise."""
+    theta: float = config.noise.theta if isinstance(config.noise, OrnsteinUhlenbeck) else 1.0
+    return theta
 
 
 def make_agent(context: Context, init: Callable, policy: Callable, explore: Callable, gradient_step: Callable) -> Agent:
@@ -150,7 +149,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         update=partial(update, context, gradient_step),
         rollout_length=context.ratio.steps_per_update // context.num_envs,
         sample_noise=partial(action_noise.sample_noise, size),
-        initial_carry=action_noise.initial_carry(size, context.config.noise_theta),
+        initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
         policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
         resources=context.replay.resources,
@@ -177,7 +176,7 @@ def _explore(
 ) -> Decision:
     """Take uniformly random actions until the first gradient step, then the algorithm's exploring actions."""
     now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
-    x, carry = action_noise.correlated(context.config.noise_theta, carry, noise.normal)
+    x, carry = action_noise.correlated(theta_of(context.config), carry, noise.normal)
     obs = normalize.apply(state.learner.observations, inputs.obs)
     chosen, anything = explore(context, state.learner.params, obs, x), action_noise.uniform(noise.normal)
     return Decision(jnp.where(now < context.ratio.first_learning, anything, chosen), carry)
@@ -199,7 +198,7 @@ def update(
     context: Context, gradient_step: Callable, state: State, rollout: Rollout, key: Key
 ) -> tuple[State, Metrics]:
     """Add the rollout to the statistics and to the replay buffer, then make the gradient steps that are due."""
-    steps = normalize.clip_rewards(rollout, context.config.clip_rewards).steps
+    steps = normalize.clip_rewards(rollout, context.config.clips_rewards).steps
     stats = state.learner.observations
     if stats:
         stats = normalize.update(stats, steps.obs, steps.valid, context.parallelism.axis_name)
@@ -229,7 +228,7 @@ def sample(
     Observations are stored unnormalized, and normalized here by the current statistics.
     """
     config, stats = context.config, learner.observations
-    beta = optax.linear_schedule(config.importance_exponent, 1.0, context.num_updates)(num_updates)
+    beta = replay.importance_exponent(config.replay, context.num_updates, num_updates)
     batch, weight, index = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
     obs, next_obs = (normalize.apply(stats, x) for x in (batch.obs, batch.next_obs))
     return batch._replace(obs=obs, next_obs=next_obs), weight, index

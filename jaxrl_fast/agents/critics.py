@@ -107,7 +107,7 @@ def loss_of_outputs(
 def least(context: Context, output: Array) -> Atoms:
     """Return the atoms [B, K] of the critic with the lowest mean; for quantiles, the lower ones of all critics."""
     if context.value_head.kind == "quantile":
-        return value_distributions.truncated(output, context.config.top_quantiles_to_drop)
+        return value_distributions.truncated(output, context.config.value.drop)
     return value_distributions.least(context.value_head, output)
 
 

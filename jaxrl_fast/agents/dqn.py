@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks, replay
-from jaxrl_fast.options.algorithm import as_fraction, rollout_length
+from jaxrl_fast.options.algorithm import as_fraction
 from jaxrl_fast.options.dqn import DQN as Config
+from jaxrl_fast.options.memory import OfReplay
+from jaxrl_fast.options.value import Munchausen, RescaledMean
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import sequences as replay_sequences
 from jaxrl_fast.rl import (
@@ -61,7 +63,6 @@ class Context(NamedTuple):
     num_updates: int
     network: networks.Network
     value_head: value_distributions.ValueHead
-    epsilon: exploration.Epsilon
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
 
@@ -77,22 +78,21 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     Raises ValueError if options contradict each other or the environment.
     """
     num_envs = spec.num_envs * parallelism.num_shards
-    num_steps = rollout_length(config, num_envs)
+    num_steps = config.length(num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     check(config, spec, parallelism, num_steps, ratio)
-    num_rows = config.buffer_size // ratio.steps_per_update * num_steps
+    num_rows = config.replay.size // ratio.steps_per_update * num_steps
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "dqn"),
-        num_atoms=None if config.value_head == "none" else config.num_atoms,
+        num_atoms=value_distributions.num_atoms(config.value),
         dueling=config.dueling,
         noisy=config.noisy,
-        layer_norm=config.layer_norm,
         **networks.options_of(config),
         **networks.memory_of(config),
     )
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_gradient_steps)
+    learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_gradient_steps)
     context = Context(
         config=config,
         spec=spec,
@@ -101,10 +101,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         ratio=ratio,
         num_updates=num_updates,
         network=network,
-        value_head=value_distributions.head_of(config),
-        epsilon=exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.apex_alpha),
+        value_head=value_distributions.head_of(config.value),
         learning_rate=learning_rate,
-        optimizer=optim.make_optimizer(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm),
+        optimizer=optim.make_optimizer(learning_rate, config.optimizer),
     )
     return Agent(
         init=partial(init, context),
@@ -124,14 +123,15 @@ def make_replay(
     config: Config, spec: EnvSpec, parallelism: Parallelism, num_rows: int, rollout_length: int, initial_carry: PyTree
 ) -> replay.Replay:
     """Return a replay buffer of transitions, or of sequences for an agent with memory."""
-    exponent = config.priority_exponent if config.prioritized else None
     period = config.sequence_period(rollout_length)
-    sizes = num_rows // period * period, spec.num_envs, config.n_step, spec.frame_stack
+    sizes = num_rows // period * period, spec.num_envs, config.replay.n_step, spec.frame_stack
     buffer = replay.ReplayConfig(*sizes)
-    buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
-    if config.memory == "none":
+    buffer = replay.stored(buffer, spec, parallelism, config.replay.storage, config.replay.compression)
+    exponent = replay.priority_exponent(config.replay)
+    if not isinstance(config.memory, OfReplay):
         return replay.make(buffer, spec, parallelism, exponent)
-    of_sequences = replay_sequences.SequenceConfig(buffer, config.sequence_length, config.burn_in, period)
+    memory = config.memory
+    of_sequences = replay_sequences.SequenceConfig(buffer, memory.sequence_length, memory.burn_in, period)
     return replay_sequences.make(of_sequences, spec, initial_carry, parallelism, exponent)
 
 
@@ -139,20 +139,20 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_lengt
     """Raise ValueError if shapes or counts do not fit. Other numbers may be traced, and the host checks them."""
     off_policy.check_sizes(config, spec, parallelism, rollout_length, ratio)
     check_sequences(config, spec, parallelism, rollout_length)
-    value_distributions.head_of(config)
-    if config.value_rescaling and config.munchausen:
-        raise ValueError("value_rescaling: cannot be combined with munchausen, got both; switch one off")
-    off_policy.check(ratio, config.target_update_interval, as_fraction)
+    if rescales(config) and isinstance(config.bonus, Munchausen):
+        raise ValueError("value.rescaling: cannot be combined with bonus munchausen, got both; switch one off")
+    off_policy.check(ratio, config.target.interval, as_fraction)
 
 
 def check_sequences(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_length: int) -> None:
     """Raise ValueError if the sequences of an agent with memory do not fit the buffer."""
-    if config.memory == "none":
+    if not isinstance(config.memory, OfReplay):
         return
-    length, burn_in, num_envs = config.sequence_length, config.burn_in, spec.num_envs * parallelism.num_shards
+    length, burn_in = config.memory.sequence_length, config.memory.burn_in
+    num_envs = spec.num_envs * parallelism.num_shards
     if burn_in >= length:
         raise ValueError(
-            f"burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 4}"
+            f"memory.burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 4}"
         )
     if rollout_length > length - burn_in:
         raise ValueError(
@@ -160,13 +160,18 @@ def check_sequences(config: Config, spec: EnvSpec, parallelism: Parallelism, rol
             f"{rollout_length}; use {length - burn_in}"
         )
     period = config.sequence_period(rollout_length)
-    num_rows = length + config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest for one sequence
+    num_rows = length + config.replay.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest for one sequence
     smallest = (num_rows + 2 * period) // period * period * num_envs
-    if config.buffer_size < smallest:
+    if config.replay.size < smallest:
         raise ValueError(
-            f"buffer_size: must be at least {smallest} for sequences of {length} steps in each of {num_envs} "
-            f"environments, got {config.buffer_size}; use {smallest} or more"
+            f"replay.size: must be at least {smallest} for sequences of {length} steps in each of {num_envs} "
+            f"environments, got {config.replay.size}; use {smallest} or more"
         )
+
+
+def rescales(config: Config) -> bool:
+    """Return whether the network learns h(q) instead of q."""
+    return isinstance(config.value, RescaledMean) and config.value.rescaling
 
 
 def init(context: Context, key: Key) -> State:
@@ -189,7 +194,7 @@ def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, 
     """Act epsilon-greedily, with random numbers and an epsilon for each environment."""
     value, carry = action_values(context, state.learner.params, inputs, carry, noise.network)
     now = off_policy.num_env_steps(context.ratio, state) + noise.explore.step * context.num_envs
-    epsilon = exploration.epsilons(context.epsilon, context.spec.num_envs, now, context.parallelism)
+    epsilon = exploration.epsilons(context.config.explore, context.spec.num_envs, now, context.parallelism)
     policy = distributions.EpsilonGreedy(value, epsilon, inputs.action_mask)
     return Decision(policy.sample_from(noise.explore.uniform), carry)
 
@@ -210,7 +215,7 @@ def action_values(
 
 def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Add the rollout to the replay buffer, then make the gradient steps that are due."""
-    rollout = normalize.clip_rewards(rollout, context.config.clip_rewards)
+    rollout = normalize.clip_rewards(rollout, context.config.clips_rewards)
     buffer = context.replay.add(state.replay, rollout.steps, rollout.carry)
     state, metrics = off_policy.learn(
         context.ratio,
@@ -224,7 +229,7 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
     now = off_policy.num_env_steps(context.ratio, state)
     return state, {
         **metrics,
-        "epsilon": exploration.mean(context.epsilon, context.spec.num_envs, now, context.parallelism),
+        "epsilon": exploration.mean(context.config.explore, context.spec.num_envs, now, context.parallelism),
         "learning_rate": context.learning_rate(state.learner.optimizer[-1].count),
         "replay_size": context.replay.size(state.replay) * context.num_envs,
     }
@@ -239,11 +244,11 @@ def gradient_step(
     """
     config, parallelism = context.config, context.parallelism
     key_draw, key_noise = keys
-    beta = importance_exponent(context, num_updates)
+    beta = replay.importance_exponent(config.replay, context.num_updates, num_updates)
     batch, weight, index = context.replay.sample(buffer, key_draw, config.batch_size, config.gamma, beta)
     noise_online, noise_target = (context.network.noise(key, ()) for key in jax.random.split(key_noise))
     weight /= config.batch_size
-    if config.memory == "none":
+    if not config.has_memory:
         target = td_target(context, learner, batch, noise_online, noise_target)
         objective = partial(loss, context, batch=batch, target=target, weight=weight, noise=noise_online)
     else:
@@ -258,14 +263,9 @@ def gradient_step(
     if context.replay.update_priorities:
         buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
     target_params, counts = off_policy.update_target(
-        context.ratio, config.target_update_interval, config.tau, params, learner.target_params, counts
+        context.ratio, config.target.interval, config.target.tau, params, learner.target_params, counts
     )
     return Learner(params, target_params, optimizer), buffer, counts, metrics
-
-
-def importance_exponent(context: Context, num_updates: Array) -> Array:
-    """Return the exponent of importance weights, f32: it rises from config.importance_exponent to 1 over the run."""
-    return optax.linear_schedule(context.config.importance_exponent, 1.0, context.num_updates)(num_updates)
 
 
 def td_target(
@@ -283,7 +283,9 @@ def td_target(
     apply = context.network.apply
     following = apply(learner.target_params, batch.next_obs, noise_target)
     chooser = apply(learner.params, batch.next_obs, noise_online) if context.config.double else following
-    now = apply(learner.target_params, batch.obs, noise_target) if context.config.munchausen else None
+    now = (
+        apply(learner.target_params, batch.obs, noise_target) if isinstance(context.config.bonus, Munchausen) else None
+    )
     return target_of_outputs(context, batch, following, chooser, now)
 
 
@@ -292,17 +294,18 @@ def target_of_outputs(
 ) -> value_distributions.Atoms:
     """Return the target of `td_target` from outputs [B, A (, M)]: q' and the chooser's at s', and q' at s.
 
-    With `value_rescaling`, outputs are h(q), and so is the target: h(r + g h^-1(q'(s', a*))) (Pohlen et al. 2018,
+    With `value.rescaling`, outputs are h(q), and so is the target: h(r + g h^-1(q'(s', a*))) (Pohlen et al. 2018,
     section 3.2, over n steps as in Kapturowski et al. 2019, section 2.3).
     """
     config, head, reward = context.config, context.value_head, batch.reward
     value = distributions.masked(value_distributions.mean(head, chooser), batch.next_action_mask)
     if now is not None:
-        temperature = config.munchausen_temperature
+        assert isinstance(config.bonus, Munchausen), "else there is no `now`"
+        temperature = config.bonus.temperature
         now = value_distributions.mean(head, now)
         now = jax.nn.log_softmax(distributions.masked(now, batch.action_mask) / temperature)
         log_prob = temperature * distributions.chosen(now, batch.action)
-        reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
+        reward += config.bonus.alpha * jnp.clip(log_prob, config.bonus.clip, 0)
         log_policy = jax.nn.log_softmax(value / temperature)[..., None]
         atom, weight = value_distributions.from_outputs(head, following)  # [B, A, K]
         atom, weight = atom - temperature * log_policy, weight * jnp.exp(log_policy)
@@ -310,10 +313,10 @@ def target_of_outputs(
     else:
         greedy = distributions.chosen(following, jnp.argmax(value, axis=-1))
         atom, weight = value_distributions.from_outputs(head, greedy)
-    if config.value_rescaling:
+    if rescales(config):
         atom = returns.unrescale(atom)
     target = reward[:, None] + batch.discount[:, None] * atom
-    return value_distributions.Atoms(returns.rescale(target) if config.value_rescaling else target, weight)
+    return value_distributions.Atoms(returns.rescale(target) if rescales(config) else target, weight)
 
 
 def loss(
@@ -345,11 +348,11 @@ def sequence_loss(
         sequence_outputs(context, own, batch, own_noise)
         for own, own_noise in zip((params, target_params), noise, strict=True)
     )
-    num_learned, place = batch.weight.shape[1], batch.following - context.config.burn_in
+    num_learned, place = batch.weight.shape[1], batch.following - context.config.memory.burn_in
     at_next = lambda x: flat(jnp.take_along_axis(x, place.reshape(*place.shape, *(1,) * (x.ndim - 2)), axis=1))
     following = at_next(target)
     chooser = at_next(jax.lax.stop_gradient(online)) if context.config.double else following
-    now = flat(target[:, :num_learned]) if context.config.munchausen else None
+    now = flat(target[:, :num_learned]) if isinstance(context.config.bonus, Munchausen) else None
     goal = target_of_outputs(context, batch.steps, following, chooser, now)
     each = (weight / num_learned)[:, None] * batch.weight
     outputs = flat(online[:, :num_learned])
@@ -360,7 +363,7 @@ def sequence_loss(
 def sequence_outputs(context: Context, params: PyTree, batch: replay_sequences.Sequences, noise: PyTree) -> Array:
     """Return the network's outputs after the burn-in of each sequence, [B, M - burn_in, A (, K)]."""
     unroll = partial(context.network.unroll, params, noise=noise)
-    given = sequences.after_burn_in(unroll, batch.obs, batch.carry, batch.reset, context.config.burn_in)
+    given = sequences.after_burn_in(unroll, batch.obs, batch.carry, batch.reset, context.config.memory.burn_in)
     outputs: Array = unroll(*given)[0]
     return outputs
 
@@ -372,8 +375,8 @@ def loss_of_outputs(
     value = distributions.chosen(value_distributions.mean(context.value_head, output), batch.action)
     td_error = target.mean - value
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
-    huber = context.config.loss == "huber"
+    huber = getattr(context.config.value, "loss", "") == "huber"
     losses, errors = value_distributions.losses(context.value_head, chosen, target, td_error, huber)
-    q_value = returns.unrescale(value) if context.config.value_rescaling else value
+    q_value = returns.unrescale(value) if rescales(context.config) else value
     metrics = {"weight": jnp.float32(1), "td_loss": losses, "q_value": q_value, "td_error_abs": jnp.abs(td_error)}
     return (weight * losses).sum(), (errors, jax.tree.map(lambda x: weight * x, metrics))

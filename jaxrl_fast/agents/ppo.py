@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks
+from jaxrl_fast.options.explore import GSDE, StateDependent, squashes
+from jaxrl_fast.options.optimizer import AdaptiveKL
 from jaxrl_fast.options.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sequences, sgd, state_noise
@@ -33,7 +35,7 @@ from jaxrl_fast.types import (
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
-LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of adaptive_kl: the factor of a change of the learning rate, and its bounds
+LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of schedule kl: the factor of a change of the learning rate, and its bounds
 
 
 class State(NamedTuple):
@@ -43,13 +45,13 @@ class State(NamedTuple):
     optimizer: PyTree
     observations: PyTree  # normalize.Stats of each leaf of an observation, or ()
     rewards: normalize.RewardScale | tuple[()]
-    lr_scale: Array | tuple[()] = ()  # f32 [], of the learning rate with adaptive_kl
+    lr_scale: Array | tuple[()] = ()  # f32 [], of the learning rate with schedule kl
 
 
 class Sampled(NamedTuple):
-    """The extras of a decision with `tanh_squash`, where the action is a function of the sample.
+    """The extras of a decision with a tanh policy, where the action is a function of the sample.
 
-    Without `tanh_squash`, the extras are the policy only.
+    Without a tanh policy, the extras are the policy only.
     """
 
     policy: PyTree  # the distribution of the sample
@@ -60,7 +62,7 @@ class Batch(NamedTuple):
     """The rows that the loss is computed from, [B, ...]; with a memory, sequences [B, L, ...]."""
 
     obs: PyTree  # the network's input, or numbers of stacks that a gradient step decodes
-    action: Array  # before the tanh, with tanh_squash
+    action: Array  # before the tanh, with a tanh policy
     policy: PyTree  # the distribution of the action
     log_prob: Array  # of the action under `policy`
     value: Array  # before the first gradient step
@@ -121,12 +123,8 @@ def make(
     check(config, spec, parallelism)
     head, network = policy_of(config, spec)
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
-    optimizer = optim.make_optimizer(
-        learning_rate,
-        epsilon=config.adam_epsilon,
-        max_grad_norm=config.max_grad_norm,
-    )
+    learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_updates * num_steps)
+    optimizer = optim.make_optimizer(learning_rate, config.optimizer)
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     context = Context(
         config,
@@ -161,11 +159,13 @@ def make(
 def policy_of(config: Config, spec: EnvSpec) -> tuple[distributions.Head, networks.ActorCritic]:
     """Return the distribution over actions, and the network that outputs its parameters."""
     options = networks.options_of(config) | networks.memory_of(config)
-    if config.gsde and isinstance(spec.action, Box):
+    chosen = config.policy
+    squash = squashes(chosen)
+    if isinstance(chosen, GSDE) and isinstance(spec.action, Box):
         network = networks.actor_critic(spec.obs, spec.action.num_outputs, with_features=True, **options)
-        return state_noise.head(spec.action, config.tanh_squash, network.num_features), network
-    log_std_offset = config.log_std_init if config.state_dependent_std else None
-    head = distributions.head(spec.action, config.tanh_squash, log_std_offset)
+        return state_noise.head(spec.action, squash, network.num_features), network
+    log_std_offset = chosen.log_std_init if isinstance(chosen, StateDependent) else None
+    head = distributions.head(spec.action, squash, log_std_offset)
     return head, networks.actor_critic(spec.obs, head.num_outputs, **options)
 
 
@@ -173,8 +173,8 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
     """Raise ValueError if shapes do not fit. Other numbers may be traced, and the host checks them."""
     normalize.check(config, spec)
     sequences.validate(config, spec, parallelism.num_shards)
-    if config.gsde and config.state_dependent_std:
-        raise ValueError("gsde: cannot be combined with state_dependent_std, got both; switch one off")
+    if config.policy.kind != "gaussian" and not isinstance(spec.action, Box):
+        raise ValueError(f"policy: {spec.id} has discrete actions, got {config.policy.kind}; leave it out")
     num_rows = config.rollout_length * spec.num_envs
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:
         remedy = "use fewer minibatches" if config.num_minibatches > 1 else "use a longer rollout"
@@ -187,15 +187,15 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
 def init(context: Context, key: Key) -> State:
     """Return fresh parameters and empty statistics."""
     params = {"network": context.network.init(key)}
-    log_std = context.head.init(context.config.log_std_init)
+    log_std = context.head.init(context.config.policy.log_std_init)
     if not isinstance(log_std, tuple):
         params["log_std"] = log_std
     return State(
         params=params,
         optimizer=context.optimizer.init(params),
         observations=normalize.init(context.spec.obs) if context.config.normalize_observations else (),
-        rewards=normalize.init_reward(context.spec.num_envs) if context.config.normalize_rewards else (),
-        lr_scale=() if context.config.adaptive_kl is None else jnp.float32(1),
+        rewards=normalize.init_reward(context.spec.num_envs) if context.config.rewards == "normalized" else (),
+        lr_scale=jnp.float32(1) if isinstance(context.config.schedule, AdaptiveKL) else (),
     )
 
 
@@ -208,8 +208,8 @@ def on_env_restart(state: State) -> State:
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: PyTree) -> Decision:
     """Sample an action from the policy."""
     pi, output, carry = policy(context, context.network.step, state, inputs, carry)
-    if context.gsde:
-        memory, own = carry[0], state_noise.renew(carry[1], context.config.sde_sample_freq, noise)
+    if isinstance(chosen := context.config.policy, GSDE) and context.gsde:
+        memory, own = carry[0], state_noise.renew(carry[1], chosen.sample_freq, noise)
         noise, carry = state_noise.noise(output, state.params["log_std"], pi.log_std, own.matrix), (memory, own)
     sample = pi.sample_from(noise)
     is_action = not isinstance(pi, distributions.TanhGaussian)  # else the sample cannot be recovered from the action
@@ -259,7 +259,7 @@ def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
 def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     """Compute advantages and targets of one rollout. Observations are normalized by statistics from before it."""
     config = context.config
-    rollout = normalize.clip_rewards(rollout, config.clip_rewards)
+    rollout = normalize.clip_rewards(rollout, config.clips_rewards)
     rollout = rollout._replace(carry=rollout.carry[0] if context.gsde else rollout.carry)  # of the memory
     steps = rollout.steps
     after, reward = scaled(context, state, steps)
@@ -275,7 +275,7 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     pi, sample = steps.extras if isinstance(steps.extras, Sampled) else Sampled(steps.extras, steps.action)
     log_prob = pi.log_prob(sample)
     rows = Batch(obs, sample, pi, log_prob, value, advantage, target, weight, steps.action_mask)
-    rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.memory != "none" else ()), config.sequence())
+    rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.has_memory else ()), config.sequence())
     moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
     learner = Learner(state.params, state.optimizer, jnp.bool_(False), state.lr_scale)
     return UpdateBatch(learner, rows._replace(carry=carry), kept, after, (moments, obs_moments))
@@ -284,7 +284,7 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
 def scaled(context: Context, state: State, steps: Transition) -> tuple[State, Array]:
     """Return the state after its reward statistics are updated, and the rewards [T, N].
 
-    With `normalize_rewards`, the rewards are scaled.
+    With rewards normalized, they are scaled.
     """
     reward, rewards, axis_name = steps.reward, state.rewards, context.parallelism.axis_name
     if not rewards:
@@ -337,7 +337,7 @@ def finalize(
     means = jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics)
     means = collectives.all_reduce_sum(means, context.parallelism.grad_axis)
     learning_rate = context.learning_rate(learner.optimizer[-1].count)
-    if context.config.adaptive_kl is not None:
+    if isinstance(context.config.schedule, AdaptiveKL):
         learning_rate *= learner.lr_scale
     observations = normalize.merge(update_batch.state.observations, obs_moments)
     state = update_batch.state._replace(
@@ -351,7 +351,8 @@ def gradient_step(
 ) -> tuple[Learner, tuple[Metrics, Array]]:
     """Make one gradient step. Once the KL divergence exceeds its limit, this and later steps are discarded."""
     params, optimizer, stopped, lr_scale = learner
-    needs_kl = context.config.target_kl is not None or context.config.adaptive_kl is not None
+    schedule = context.config.schedule
+    needs_kl = context.config.target_kl is not None or isinstance(schedule, AdaptiveKL)
     tried = ~stopped
     batch = batch._replace(obs=decode(context.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate_grads(
@@ -360,8 +361,8 @@ def gradient_step(
     approx_kl = metrics["approx_kl"] if needs_kl else ()
     gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), context.parallelism.grad_axis)
     updates, next_optimizer = context.optimizer.update(gradient, optimizer, params)
-    if context.config.adaptive_kl is not None and not isinstance(lr_scale, tuple):
-        adapted = adapt_lr(context.config.adaptive_kl, context.config.learning_rate, lr_scale, approx_kl)
+    if isinstance(schedule, AdaptiveKL) and not isinstance(lr_scale, tuple):
+        adapted = adapt_lr(schedule.target, context.config.learning_rate, lr_scale, approx_kl)
         num_steps = context.config.num_epochs * context.config.num_minibatches
         has_moved = optimizer[-1].count % num_steps > 0  # before the first step of an update, the KL is rounding only
         lr_scale = jnp.where(tried & has_moved, adapted, lr_scale)

@@ -64,7 +64,6 @@ class Context(NamedTuple):
     spec: EnvSpec
     parallelism: Parallelism
     network: networks.Network
-    epsilon: exploration.Epsilon
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
 
@@ -83,20 +82,13 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "pqn"),
-        layer_norm=config.layer_norm,
         **networks.options_of(config),
         **networks.memory_of(config),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
-    optimizer = optim.make_optimizer(
-        learning_rate,
-        epsilon=config.adam_epsilon,
-        max_grad_norm=config.max_grad_norm,
-        kind="radam",
-    )
-    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.apex_alpha)
-    context = Context(config, spec, parallelism, network, epsilon, learning_rate, optimizer)
+    learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_updates * num_steps)
+    optimizer = optim.make_optimizer(learning_rate, config.optimizer)
+    context = Context(config, spec, parallelism, network, learning_rate, optimizer)
     return Agent(
         init=partial(init, context),
         explore=partial(explore, context),
@@ -141,7 +133,7 @@ def epsilons(context: Context, state: State, step: int | Array = 0) -> Array:
     """Return epsilon at a step of a rollout, for each environment of a pool or of the shard, f32 [N]."""
     before = exploration.env_steps(context.steps_per_update, state.num_updates)
     now = before + step * context.spec.num_envs * context.parallelism.num_shards
-    return exploration.epsilons(context.epsilon, context.spec.num_envs, now, context.parallelism)
+    return exploration.epsilons(context.config.explore, context.spec.num_envs, now, context.parallelism)
 
 
 def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
@@ -164,7 +156,7 @@ def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
 
 def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     """Compute the targets of one rollout; gradient steps do not change them."""
-    rows, kept = rows_of(context, state.params, normalize.clip_rewards(rollout, context.config.clip_rewards))
+    rows, kept = rows_of(context, state.params, normalize.clip_rewards(rollout, context.config.clips_rewards))
     return UpdateBatch(Learner(state.params, state.optimizer), rows, kept, state.num_updates + 1)
 
 
@@ -177,7 +169,7 @@ def finalize(
     means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), context.parallelism.grad_axis)
     now = exploration.env_steps(context.steps_per_update, state.num_updates)
     return state, means | {
-        "epsilon": exploration.mean(context.epsilon, context.spec.num_envs, now, context.parallelism),
+        "epsilon": exploration.mean(context.config.explore, context.spec.num_envs, now, context.parallelism),
         "learning_rate": context.learning_rate(state.optimizer[-1].count),
     }
 
@@ -197,7 +189,7 @@ def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, 
     length = config.sequence()
     if length is None:
         return minibatch.flatten(rows), kept
-    counts = jnp.arange(config.rollout_length) % length >= config.burn_in
+    counts = jnp.arange(config.rollout_length) % length >= config.memory.burn_in
     rows = rows._replace(weight=rows.weight * counts[:, None], reset=~steps.valid)
     return minibatch.flatten(rows, length)._replace(carry=carry), kept
 
@@ -240,7 +232,7 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     Each metric is a sum over weighted rows as well.
     """
     unroll = partial(context.network.unroll, params)
-    burn_in = context.config.burn_in
+    burn_in = context.config.memory.burn_in
     value, _ = unroll(*sequences.after_burn_in(unroll, batch.obs, batch.carry, batch.reset, burn_in))
     if burn_in:
         batch = batch._replace(**{name: getattr(batch, name)[:, burn_in:] for name in ("action", "target", "weight")})

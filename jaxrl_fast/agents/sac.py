@@ -20,6 +20,7 @@ from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.options.sac import SAC as Config
+from jaxrl_fast.options.target import PeriodicAverage
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.distributions import TanhGaussian
@@ -50,7 +51,7 @@ def make(
         num_updates,
         parallelism,
         outputs_per_number=2,
-        target_update_interval=config.target_update_interval,
+        target_update_interval=config.target.interval if isinstance(config.target, PeriodicAverage) else 1,
         policy_delay=config.policy_delay,
         transform_gradient=transform_gradient,
     )
@@ -106,8 +107,8 @@ def gradient_step(
     else:
         critic, counts = off_policy.update_target(
             context.ratio,
-            config.target_update_interval,
-            config.tau,
+            config.target.interval,
+            config.target.tau,
             learner.params.critic,
             learner.target_params.critic,
             counts,

@@ -58,7 +58,7 @@ def init(context: Context, key: Key) -> Learner:
 
 def explore(context: Context, params: Params, obs: PyTree, noise: Array) -> Array:
     """Return the policy's actions [N, D] with noise, clipped to the bounds."""
-    return jnp.clip(exploit(context, params, obs) + context.config.exploration_noise * noise, -1, 1)
+    return jnp.clip(exploit(context, params, obs) + context.config.noise.std * noise, -1, 1)
 
 
 def exploit(context: Context, params: Params, obs: PyTree) -> Array:
@@ -113,7 +113,7 @@ def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) 
     learner = actor_critic.apply_gradient(context, learner, Params(gradient, ()))
     if context.config.crossq:
         return learner, loss
-    target_params = optax.incremental_update(learner.params, learner.target_params, context.config.tau)
+    target_params = optax.incremental_update(learner.params, learner.target_params, context.config.target.tau)
     return learner._replace(target_params=target_params), loss
 
 

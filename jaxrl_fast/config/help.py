@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxrl_fast.config.convert import SWITCHES
-from jaxrl_fast.config.sources import PROGRAM, SINGULAR, join_names
 from jaxrl_fast.config.presets import shipped
+from jaxrl_fast.config.sources import PROGRAM, SINGULAR, join_names
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import Importable, Option, Period, Seconds, complete, fields_of, options_of, value_of
 from jaxrl_fast.options.run import DEFAULT, Options
@@ -125,7 +125,10 @@ def _print_topic(topic: str, records: Sequence[Any], others: Sequence[str]) -> N
         option, record = known[path]
         print("\n".join(_describe(option, value_of(record, path))))
         for words, part in _alternatives(option):
-            print("\n" + "\n".join(_wrap(f"--{path.replace('_', '-')} {words}: {(part.__doc__ or '').partition(chr(10))[0]}")))
+            print(
+                "\n"
+                + "\n".join(_wrap(f"--{path.replace('_', '-')} {words}: {(part.__doc__ or '').partition(chr(10))[0]}"))
+            )
             for inner in options_of(part).values():
                 default = value_of(part, inner.name)
                 print("\n".join(_describe(inner._replace(name=f"{path}.{inner.name}"), default)))
@@ -159,7 +162,9 @@ def _describe(option: Option, default: Any, is_brief: bool = False) -> list[str]
 
 def _takes(option: Option) -> str:
     """Return the placeholder of an option's value: N, tanh|relu, N ..."""
-    return "|".join([*option.parts, *(["MODULE:CLASS"] if option.custom else [])]) or _placeholder(option.kind, option.words)
+    return "|".join([*option.parts, *(["MODULE:CLASS"] if option.custom else [])]) or _placeholder(
+        option.kind, option.words
+    )
 
 
 def _placeholder(kind: Any, words: Sequence[str] = ()) -> str:

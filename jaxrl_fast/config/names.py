@@ -57,7 +57,9 @@ def positive(name: str) -> str:
 
 def refuse_ambiguous(setting: Setting, paths: Sequence[str]) -> NoReturn:
     """Raise ValueError for a name that several options have."""
-    raise ValueError(f"{setting.origin}: must name one option, got one for each of {' and '.join(paths)}; use a whole name")
+    raise ValueError(
+        f"{setting.origin}: must name one option, got one for each of {' and '.join(paths)}; use a whole name"
+    )
 
 
 def refuse_unknown(

@@ -52,7 +52,9 @@ def apart(settings: Sequence[Setting], known: Mapping[str, Option]) -> list[Sett
         for name, value in pairs:
             inner = "" if name == "kind" else f".{name}"
             values = [value] if isinstance(value, type) else as_values(value)
-            found.append(setting._replace(name=option.name + inner, values=values, origin=f"{origin}{inner}{within}{file}"))
+            found.append(
+                setting._replace(name=option.name + inner, values=values, origin=f"{origin}{inner}{within}{file}")
+            )
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast.options.declare import options_of, value_of
 
+LABEL = "option."  # begins the names of hyperparameters in records, where learning_rate is the current rate
 Label = tuple[tuple[str, Any], ...]  # names and values that identify a member
 
 
@@ -19,8 +20,8 @@ class Member(NamedTuple):
 
     @property
     def label(self) -> dict[str, Any]:
-        """Return the seed and the values, named "agent.x" since "learning_rate" in records is the current rate."""
-        return {"seed": self.seed} | {f"agent.{name}": value for name, value in self.values.items()}
+        """Return the seed and the values as records name them: "option.learning_rate"."""
+        return {"seed": self.seed} | {LABEL + name: value for name, value in self.values.items()}
 
 
 def real_numbers(config: Any) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def in_line(seed: int, num_seeds: int) -> tuple[Member, ...]:
 
 def member_of(record: Mapping[str, Any]) -> Label:
     """Return the member that a line of metrics.jsonl describes."""
-    return tuple((name, value) for name, value in record.items() if name == "seed" or name.startswith("agent."))
+    return tuple((name, value) for name, value in record.items() if name == "seed" or name.startswith(LABEL))
 
 
 def by_member(records: Iterable[Mapping[str, Any]]) -> dict[Label, list[Mapping[str, Any]]]:

@@ -6,14 +6,13 @@ and the preset's over the defaults. Every mistake is a ValueError of one line. N
 that `--help` and error messages appear at once.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_fast import agents
 from jaxrl_fast.config.convert import convert
-from jaxrl_fast.config.parts import by_path, choose, find, known_options, read_values, to_plain, with_values
+from jaxrl_fast.config.parts import choose, find, known_options, read_values, to_plain, with_values
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import Setting, from_mapping, join_names, one

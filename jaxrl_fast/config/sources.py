@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_fast.utils.plain import as_lists
 from jaxrl_fast.options.declare import Part
 from jaxrl_fast.utils.importing import FLAX_FIELDS, describe
 from jaxrl_fast.utils.parsing import shown
+from jaxrl_fast.utils.plain import as_lists
 
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 
@@ -75,7 +75,9 @@ def one(setting: Setting, expected: str) -> Any:
     if not setting.values:
         raise ValueError(f"{setting.origin}: needs a value; give {expected}")
     if len(setting.values) > 1:
-        raise ValueError(f"{setting.origin}: takes one value, got {shown(' '.join(map(describe_value, setting.values)))}")
+        raise ValueError(
+            f"{setting.origin}: takes one value, got {shown(' '.join(map(describe_value, setting.values)))}"
+        )
     return setting.values[0]
 
 

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jaxrl_fast import cli, envs
-from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.options.declare import option
+from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast.utils.plain import as_lists
-from jaxrl_fast.utils import files
 from jaxrl_fast.options.declare import MAX_INDEX, Bounds, option
+from jaxrl_fast.utils import files
+from jaxrl_fast.utils.plain import as_lists
 
 EVALUATION = "evaluation.json"
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import players
-from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Array, Decision, Env, EnvSpec, Key, PolicyInput, PyTree
 from jaxrl_fast.utils.files import current_folder

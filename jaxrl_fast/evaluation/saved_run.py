@@ -11,13 +11,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_fast import envs
-from jaxrl_fast.options import algorithm
 from jaxrl_fast.config import paths, resume
-from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.config.paths import CHECKPOINTS
+from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.config.sources import join_names
+from jaxrl_fast.config.sources import PROGRAM, join_names
 from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
@@ -111,8 +110,7 @@ def _read_run(folder: Path, which: Which, settings: Settings, env: Env, member: 
     labels = labels or [{"seed": settings.options.seed + i} for i in range(settings.options.num_seeds)]
     indices = _member_indices(folder, labels, member)
     own = {name: value for name, value in labels[indices[0]].items() if name != "seed"}
-    agent = dataclasses.replace(settings.agent, **{name.removeprefix("agent."): value for name, value in own.items()})
-    settings = settings._replace(agent=agent)
+    settings = settings.replace(**{name.removeprefix(LABEL): value for name, value in own.items()})
     make = partial(_agent, settings, env)
     saved = choose_checkpoint(folder, which, _unneeded(make(1)))
     num_shards = saved.manifest["num_shards"]
@@ -132,7 +130,7 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
     names = [name for name in labels[0] if name != "seed"]
     requested = {}
     for name, value in member.items():
-        full_name = f"agent.{name.removeprefix('agent.').replace('-', '_')}"
+        full_name = LABEL + name.removeprefix(LABEL).replace("-", "_")
         if full_name not in names:
             differ = (
                 f"members of {folder} differ in {join_names(names)}"
@@ -222,7 +220,7 @@ def _agent(settings: Settings, env: Env, num_shards: int, num_pools: int | None 
     """Return the agent of a run, or of one of its shards if there are several."""
     options = settings.options
     num_envs = int(options.num_envs)
-    steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
+    steps_per_update = settings.agent.length(num_envs) * num_envs
     axis_name = SHARDS if num_shards > 1 else None
     env = env._replace(
         spec=env.spec._replace(num_envs=num_envs // num_shards * max(len(env.spec.players), 1)),

@@ -9,9 +9,9 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jaxrl_fast.options.declare import MAX_INDEX, SIZE, Bounds, option
 from jaxrl_fast.utils import files
 from jaxrl_fast.utils.files import path_of
-from jaxrl_fast.options.declare import MAX_INDEX, SIZE, Bounds, option
 
 PAUSE_S = 0.8  # at the end of an episode
 NAME = "video.gif"  # in the run's folder

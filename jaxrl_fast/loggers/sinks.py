@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from jaxrl_fast.config.population import LABEL
+
 Record = Mapping[str, Any]
 # Tags as in CleanRL, so that curves can be compared; td_loss differs by a factor, for CleanRL omits the 1/2.
 CHARTS = {
@@ -45,6 +47,6 @@ def tags(records: Sequence[Record]) -> dict[str, float]:
     found = {}
     for name in records[0]:
         values = [r[name] for r in records if r.get(name) is not None]
-        if name not in SILENT and values and not name.startswith("agent."):
+        if name not in SILENT and values and not name.startswith(LABEL):
             found[CHARTS.get(name, f"losses/{name}")] = sum(values) / len(values)
     return found

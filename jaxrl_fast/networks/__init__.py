@@ -32,6 +32,8 @@ from jaxrl_fast.networks import torso
 from jaxrl_fast.networks.batch_renorm import STATS, with_stats
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
+from jaxrl_fast.options.algorithm import Algorithm
+from jaxrl_fast.options.memory import Recurrent
 from jaxrl_fast.types import Key, PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -63,22 +65,25 @@ class ActorCritic(NamedTuple):
     num_features: int = 0  # F with `with_features`, which the actor's output ends with
 
 
-def options_of(config: Any) -> dict[str, Any]:
-    """Return the network options that every algorithm's Config has, as keywords of `network` and `actor_critic`."""
+def options_of(config: Algorithm) -> dict[str, Any]:
+    """Return the options of an algorithm's network, as keywords of `network` and `actor_critic`."""
+    chosen = config.network
     return dict(
-        kind=config.network,
-        arguments=config.network_options,
-        observations=config.observations,
-        hidden=config.hidden_sizes,
-        activation=config.activation,
-        kernel_init=config.kernel_init,
-        dtype=jnp.dtype(config.compute_dtype),
+        kind=chosen.kind,
+        arguments=chosen.arguments,
+        observations=chosen.observations,
+        hidden=chosen.hidden_sizes,
+        activation=chosen.activation,
+        layer_norm=chosen.layer_norm,
+        kernel_init=chosen.kernel_init,
+        dtype=jnp.dtype(chosen.compute_dtype),
     )
 
 
-def memory_of(config: Any) -> dict[str, Any]:
-    """Return the memory options of an algorithm's Config, as keywords of `network` and `actor_critic`."""
-    return dict(memory=config.memory, memory_size=config.memory_size)
+def memory_of(config: Algorithm) -> dict[str, Any]:
+    """Return the options of an algorithm's memory, as keywords of `network` and `actor_critic`."""
+    chosen = config.memory
+    return dict(memory=chosen.kind, memory_size=chosen.size) if isinstance(chosen, Recurrent) else {}
 
 
 def network(

@@ -8,7 +8,6 @@ from jaxrl_fast.options.declare import (
     COUNT,
     FRACTION,
     MAX_SCHEDULE,
-    NON_NEGATIVE,
     POSITIVE,
     Bounds,
     option,
@@ -40,9 +39,7 @@ random_actions = partial(
 )
 num_minibatches = partial(option, help="Minibatches per epoch; each is one gradient step.", bounds=COUNT)
 num_epochs = partial(option, help="Passes over the rollout per update.", bounds=COUNT)
-learning_rate = partial(
-    option, help="Learning rate; with a schedule, the initial one.", bounds=POSITIVE, traced=True
-)
+learning_rate = partial(option, help="Learning rate; with a schedule, the initial one.", bounds=POSITIVE, traced=True)
 critic_learning_rate = partial(
     option, help="Learning rate of the critics; with a schedule, the initial one.", bounds=POSITIVE, traced=True
 )
@@ -67,7 +64,7 @@ rewards = partial(
 
 
 class Algorithm:
-    """What a run asks of an algorithm's options. The options of a custom algorithm answer the rest by these defaults."""
+    """What a run asks of an algorithm's options. A custom algorithm's options may define any of it."""
 
     rollout_length: Any
     replay: Uniform | None = None
@@ -80,6 +77,11 @@ class Algorithm:
     def has_memory(self) -> bool:
         """Return whether a recurrent layer follows the network."""
         return isinstance(self.memory, Recurrent)
+
+    @property
+    def replay_size(self) -> int | None:
+        """Return the transitions in the replay buffer, or None without one."""
+        return None if self.replay is None else self.replay.size
 
     @property
     def clips_rewards(self) -> bool:
@@ -115,6 +117,7 @@ class OnPolicy(Algorithm):
     """An algorithm that learns from each rollout in minibatches."""
 
     num_minibatches: int
+    memory: NoMemory | Recurrent
 
     def sequence(self) -> int | None:
         """Return the length of the training sequences; None without a memory."""

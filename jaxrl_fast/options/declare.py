@@ -163,7 +163,7 @@ def _options_of_type(record_type: Any) -> dict[str, Option]:
 
 
 def _walk(defaults: Any, chosen: Any, prefix: str) -> Iterable[tuple[str, Option]]:
-    """Yield the options of a record and of its parts. `defaults` is the record with its defaults, None for its type's."""
+    """Yield the options of a record and of its parts. `defaults` is the record with its defaults; None: its type's."""
     for name, option in fields_of(type(chosen)).items():
         default = option.default if defaults is None else getattr(defaults, name)
         path = prefix + name
@@ -175,9 +175,13 @@ def _walk(defaults: Any, chosen: Any, prefix: str) -> Iterable[tuple[str, Option
         yield from _walk(default if default.kind == part.kind else option.part(part.kind), part, f"{path}.")
 
 
-@functools.cache
-def fields_of(record_type: Any) -> dict[str, Option]:
+def fields_of(record_type: type) -> dict[str, Option]:
     """Return the options that the fields of a record declare, without those of its parts."""
+    return _fields_of(record_type)
+
+
+@functools.cache
+def _fields_of(record_type: Any) -> dict[str, Option]:
     hints = typing.get_type_hints(record_type)
     found = {}
     for field in dataclasses.fields(record_type):

@@ -71,18 +71,19 @@ class OrnsteinUhlenbeck(White):
 class Normal(White):
     """Independent normal noise on actions."""
 
-    std: float = option(
-        0.1, "Standard deviation of the noise on actions in [-1, 1].", bounds=NON_NEGATIVE, traced=True
-    )
+    std: float = option(0.1, "Standard deviation of the noise on actions in [-1, 1].", bounds=NON_NEGATIVE, traced=True)
 
 
 @dataclass(frozen=True)
 class CorrelatedNormal(OrnsteinUhlenbeck):
     """Normal noise on actions that is correlated over steps."""
 
-    std: float = option(
-        0.1, "Standard deviation of the noise on actions in [-1, 1].", bounds=NON_NEGATIVE, traced=True
-    )
+    std: float = option(0.1, "Standard deviation of the noise on actions in [-1, 1].", bounds=NON_NEGATIVE, traced=True)
+
+
+def squashes(policy: Gaussian) -> bool:
+    """Return whether the action is the tanh of the policy's sample."""
+    return policy.kind == "tanh" or isinstance(policy, StateDependent | GSDE) and policy.squash
 
 
 def explore() -> Any:

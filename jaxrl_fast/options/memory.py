@@ -1,6 +1,7 @@
 """Define the options of memories: recurrent layers after the network. `networks.memory` makes them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxrl_fast.options.declare import COUNT, MAX_SCHEDULE, Bounds, Part, choice, option
 
@@ -8,6 +9,8 @@ from jaxrl_fast.options.declare import COUNT, MAX_SCHEDULE, Bounds, Part, choice
 @dataclass(frozen=True)
 class Recurrent(Part):
     """A recurrent layer: gru, lstm, or lru (a linear recurrence)."""
+
+    burn_in = 0  # an option of some algorithms
 
     size: int = option(128, "Width of the recurrent layer.", bounds=Bounds(1, 2**16))
     sequence_length: int | None = option(
@@ -48,10 +51,12 @@ class OfReplay(WithBurnIn):
 class NoMemory(Part):
     """No recurrent layer."""
 
+    burn_in = 0
 
-def memory(recurrent: Recurrent) -> NoMemory | Recurrent:
+
+def memory(recurrent: Recurrent) -> Any:
     """Return a field for a memory with these defaults."""
-    field: NoMemory | Recurrent = choice(
+    return choice(
         "none",
         "Recurrent layer after the network, for partially observable environments; lru is a linear recurrence.",
         none=NoMemory(),
@@ -59,4 +64,3 @@ def memory(recurrent: Recurrent) -> NoMemory | Recurrent:
         lstm=recurrent,
         lru=recurrent,
     )
-    return field

@@ -8,11 +8,11 @@ from jaxrl_fast.options.declare import NON_NEGATIVE, POSITIVE, Bounds, Part, cho
 
 @dataclass(frozen=True)
 class Adam(Part):
-    """Adam (Kingma & Ba 2015), after the gradient's global norm is clipped."""
+    """Adam (Kingma & Ba 2015) or RAdam (Liu et al. 2020), after the gradient's global norm is clipped."""
 
-    epsilon: float = option(1e-8, "Epsilon of Adam.", bounds=POSITIVE, traced=True)
+    epsilon: float = option(1e-8, "Epsilon of the optimizer.", bounds=POSITIVE, traced=True)
     beta1: float = option(
-        0.9, "Beta1 of Adam: decay rate of the gradients' mean.", bounds=Bounds(0, 0.9999), traced=True
+        0.9, "Beta1 of the optimizer: decay rate of the gradients' mean.", bounds=Bounds(0, 0.9999), traced=True
     )
     max_grad_norm: float = option(
         0.0,
@@ -49,9 +49,10 @@ class AdaptiveKL(Part):
 SCHEDULES: dict[str, Part] = {"constant": Constant(), "linear": Linear()}
 
 
-def optimizer(epsilon: float, max_grad_norm: float) -> Any:
+def optimizer(default: str = "adam", *, epsilon: float, max_grad_norm: float) -> Any:
     """Return a field for the optimizer."""
-    return choice("adam", "Optimizer.", adam=Adam(epsilon=epsilon, max_grad_norm=max_grad_norm))
+    part = Adam(epsilon=epsilon, max_grad_norm=max_grad_norm)
+    return choice(default, "Optimizer: Adam (Kingma & Ba 2015) or RAdam (Liu et al. 2020).", adam=part, radam=part)
 
 
 def schedule(default: str, **others: Part) -> Any:

@@ -5,10 +5,10 @@ from typing import Literal
 
 from jaxrl_fast.options import algorithm
 from jaxrl_fast.options.declare import FRACTION, NON_NEGATIVE, POSITIVE, Part, option
-from jaxrl_fast.options.explore import policy
+from jaxrl_fast.options.explore import Gaussian, policy
 from jaxrl_fast.options.memory import NoMemory, Recurrent, memory
 from jaxrl_fast.options.network import Network, network
-from jaxrl_fast.options.optimizer import AdaptiveKL, Adam, optimizer, schedule
+from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, optimizer, schedule
 
 Rewards = Literal["auto", "raw", "sign", "normalized"]
 
@@ -41,7 +41,7 @@ class PPO(algorithm.OnPolicy):
         "sum (normalized); reported returns are always of raw rewards. auto: sign for Atari with protocol dqn2015, "
         "else raw."
     )
-    policy: Part = policy()
+    policy: Gaussian = policy()
     network: Network = network()
     memory: NoMemory | Recurrent = memory(Recurrent())
     optimizer: Adam = optimizer(epsilon=1e-5, max_grad_norm=0.5)

@@ -29,4 +29,4 @@ class PQN(algorithm.OnPolicy):
     explore: Epsilon = explore()
     network: Network = network(activation="relu", layer_norm=True)
     memory: NoMemory | WithBurnIn = memory(WithBurnIn())
-    optimizer: Adam = optimizer(epsilon=1e-8, max_grad_norm=10.0)
+    optimizer: Adam = optimizer("radam", epsilon=1e-8, max_grad_norm=10.0)

@@ -35,9 +35,7 @@ class Uniform(Part):
 class Prioritized(Uniform):
     """A replay that samples transitions in proportion to their temporal-difference errors (Schaul et al. 2016)."""
 
-    alpha: float = option(
-        0.5, "Exponent of the errors in the sampling probabilities.", bounds=FRACTION, traced=True
-    )
+    alpha: float = option(0.5, "Exponent of the errors in the sampling probabilities.", bounds=FRACTION, traced=True)
     beta: float = option(
         0.4,
         "Initial exponent of the importance weights, which rises to 1 over the run.",

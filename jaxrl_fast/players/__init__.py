@@ -13,40 +13,41 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from jaxrl_fast.options.declare import Part
+from jaxrl_fast.options.run import SelfPlay
 from jaxrl_fast.players import independent, self_play, shared
 from jaxrl_fast.types import Agent, EnvSpec, Parallelism
 
-DEFAULT = "shared"
-POOL_SIZE = 8  # earlier policies that play against the learner in self-play
 
-
-def learning(algorithm: Any, mode: str, pool_size: int = POOL_SIZE) -> Any:
+def learning(algorithm: Any, options: Part) -> Any:
     """Return an algorithm for environments with or without players.
 
     Args:
         algorithm: A module, or another object with `Config` and `make` (see `agents`).
-        mode: A mode, or "" for DEFAULT where an environment has players.
-        pool_size: Earlier policies of self-play.
+        options: The option `players`.
     """
     return SimpleNamespace(
         __name__=algorithm.__name__,
         Config=algorithm.Config,
-        make=partial(_make, algorithm, mode, pool_size),
+        make=partial(_make, algorithm, options),
         SUPPORTS=getattr(algorithm, "SUPPORTS", frozenset()),
     )
 
 
-def num_learner_envs(spec: EnvSpec, mode: str) -> int:
+def mode_of(options: Part) -> str:
+    """Return the mode of an environment with players."""
+    return "shared" if options.kind == "auto" else options.kind
+
+
+def num_learner_envs(spec: EnvSpec, options: Part) -> int:
     """Return the number of rows that one policy learns from at each step."""
-    return spec.num_envs if (mode or DEFAULT) == "shared" else spec.num_games
+    return spec.num_envs if mode_of(options) == "shared" else spec.num_games
 
 
-def _make(
-    algorithm: Any, mode: str, pool_size: int, config: Any, spec: EnvSpec, num_updates: int, *own: Parallelism
-) -> Agent:
+def _make(algorithm: Any, options: Part, config: Any, spec: EnvSpec, num_updates: int, *own: Parallelism) -> Agent:
     """Return the agent, or raise ValueError if the environment does not have the players that the mode requires."""
-    if mode and not spec.players:
-        raise ValueError(f"--players: {spec.id} has no players, got {mode}; leave it out")
+    if options.kind != "auto" and not spec.players:
+        raise ValueError(f"players: {spec.id} has no players, got {options.kind}; leave it out")
     if not spec.players:
         agent: Agent = algorithm.make(config, spec, num_updates, *own)
         return agent
@@ -54,6 +55,6 @@ def _make(
     modes: dict[str, Callable[..., Agent]] = {
         "shared": shared.make,
         "independent": independent.make,
-        "self-play": partial(self_play.make, pool_size=pool_size),
+        "self-play": partial(self_play.make, pool_size=options.pool if isinstance(options, SelfPlay) else 1),
     }
-    return modes[mode or DEFAULT](make, config, spec, own[0] if own else Parallelism(), num_updates)
+    return modes[mode_of(options)](make, config, spec, own[0] if own else Parallelism(), num_updates)

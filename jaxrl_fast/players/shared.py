@@ -6,7 +6,6 @@ Its learner treats the rows of all players as rows of P * N environments.
 import dataclasses
 from typing import Any
 
-from jaxrl_fast.options import algorithm
 from jaxrl_fast.players.rows import Make, mark, marked_spec, seat
 from jaxrl_fast.types import Agent, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
@@ -14,7 +13,7 @@ from jaxrl_fast.types import Agent, Decision, EnvSpec, Key, Metrics, Parallelism
 def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism, num_updates: int) -> Agent:
     """Return an agent for P * N rows from one for single players."""
     num_players = len(spec.players)
-    length = common.rollout_length(config, spec.num_games * parallelism.num_shards)  # "auto" is of games
+    length = config.length(spec.num_games * parallelism.num_shards)  # "auto" is of games
     inner = make_inner(dataclasses.replace(config, rollout_length=length), marked_spec(spec, spec.num_envs))
     marked = lambda inputs: inputs._replace(obs=mark(num_players, inputs.obs))
 

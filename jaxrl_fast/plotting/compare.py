@@ -7,14 +7,15 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast import cli
 from jaxrl_fast.config import paths, resume
-from jaxrl_fast.options.run import Task
+from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.config.paths import METRICS
-from jaxrl_fast.config.population import by_member
+from jaxrl_fast.config.population import LABEL, by_member
 from jaxrl_fast.config.settings import to_mapping
+from jaxrl_fast.options.declare import option, options_of
+from jaxrl_fast.options.run import Task
 from jaxrl_fast.utils import files, formatting, warnings
 from jaxrl_fast.utils.errors import spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
-from jaxrl_fast.options.declare import option, options_of
 from jaxrl_fast.utils.parsing import nearest, shown
 
 BY_EPISODE = (
@@ -59,7 +60,7 @@ class RunRecords(NamedTuple):
     """The options and records of a run, or of one member of a sweep's group."""
 
     folder: Path
-    options: Mapping[str, Any]  # by name: "env", "num_envs", "agent.gamma"
+    options: Mapping[str, Any]  # by name: "env", "num_envs", "gamma"
     records: list[Mapping[str, Any]]
 
 
@@ -167,17 +168,16 @@ def read_run(folder: Path) -> list[RunRecords]:
     """Return a run's options and records, one entry for each combination of values in which its members differ."""
     from jaxrl_fast.runs import files
 
-    settings = to_mapping(resume.of_run(folder))
-    agent = settings.pop("agent")
-    options = {name: settings[name] for name in ("algo", *options_of(Task))}
-    options |= {f"agent.{name}": value for name, value in agent.items()}
+    chosen = resume.of_run(folder)
+    of_run = by_path(to_mapping(chosen))
+    options = {name: of_run[name] for name in ("algo", *options_of(Task), *options_of(chosen.agent)) if name in of_run}
     try:
         records = files.read_metrics(folder)
     except (OSError, ValueError) as error:
         raise UnreadableRun(f"its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
     members: dict[str, RunRecords] = {}
     for record in records:
-        own = {name: value for name, value in record.items() if name.startswith("agent.")}
+        own = {name.removeprefix(LABEL): value for name, value in record.items() if name.startswith(LABEL)}
         members.setdefault(repr(own), RunRecords(folder, options | own, [])).records.append(record)
     return list(members.values())
 

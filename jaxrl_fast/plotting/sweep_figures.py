@@ -251,7 +251,7 @@ def _spans_less_than_decade(axes: Any) -> bool:
 
 def _label(column: str) -> str:
     """Return the label of a column."""
-    return column.removeprefix("agent.").replace("_", " ")
+    return column.replace("_", " ")
 
 
 def _format(value: Any) -> str:

@@ -9,8 +9,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import optax
 from jax import Array
 
+from jaxrl_fast.options.replay import Prioritized as PrioritizedOptions
+from jaxrl_fast.options.replay import Uniform as UniformOptions
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import ring, sum_tree
 from jaxrl_fast.replay.host import host_store
@@ -48,6 +51,19 @@ def make(
     if priority_exponent is None:
         return uniform(config, spec, parallelism)
     return prioritized(config, spec, parallelism, priority_exponent)
+
+
+def priority_exponent(options: UniformOptions) -> float | Array | None:
+    """Return the exponent of priorities, or None for a replay that samples uniformly."""
+    return options.alpha if isinstance(options, PrioritizedOptions) else None
+
+
+def importance_exponent(options: UniformOptions, total: int, num_updates: Array) -> Array | float:
+    """Return the exponent of importance weights: it rises from beta to 1 over `total` updates."""
+    if not isinstance(options, PrioritizedOptions):
+        return 1.0
+    exponent: Array = optax.linear_schedule(options.beta, 1.0, total)(num_updates)
+    return exponent
 
 
 def stored(

@@ -7,18 +7,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.options.explore import Epsilon
 from jaxrl_fast.types import Discrete, EnvSpec, Key, Parallelism
 
 MAX_COUNT = 2**30  # environment steps: the largest power of two in int32; schedules end before
-
-
-class Epsilon(NamedTuple):
-    """A linear schedule; environment i of N has epsilon ^ (1 + ladder i / (N - 1)) (Horgan et al. 2018, section 4)."""
-
-    start: float
-    end: float
-    steps: int  # environment steps, of all environments together
-    ladder: float
 
 
 class Noise(NamedTuple):
@@ -55,7 +47,7 @@ def epsilons(epsilon: Epsilon, num_envs: int, env_steps: Array, parallelism: Par
     now = optax.linear_schedule(epsilon.start, epsilon.end, epsilon.steps)(env_steps)
     shard = 0 if parallelism.axis_name is None else jax.lax.axis_index(parallelism.axis_name)
     index = shard * num_envs + jnp.arange(num_envs)
-    exponent = 1 + epsilon.ladder * index / max(num_envs * parallelism.num_shards - 1, 1)
+    exponent = 1 + epsilon.apex_alpha * index / max(num_envs * parallelism.num_shards - 1, 1)
     return jnp.asarray(now, jnp.float32) ** exponent
 
 

@@ -28,8 +28,10 @@ def check(config: Any, spec: EnvSpec) -> None:
     """Raise ValueError if observations would be standardized and then divided by 255."""
     leaves = jax.tree.leaves(spec.obs)
     has_float_image = any(jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) in (2, 3) for x in leaves)
-    if config.observations == "image" and config.normalize_observations and has_float_image:
-        raise ValueError("observations: image cannot be combined with normalize_observations, got both; drop one")
+    if config.network.observations == "image" and config.normalize_observations and has_float_image:
+        raise ValueError(
+            "network.observations: image cannot be combined with normalize_observations, got both; drop one"
+        )
 
 
 class Moments(NamedTuple):

@@ -7,13 +7,14 @@ environments. Ratios are fractions, and counts are int32.
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.options.algorithm import OffPolicy
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
@@ -136,9 +137,9 @@ def max_grad_steps(schedule: ReplayRatio) -> int:
 
 
 def check_sizes(
-    config: Any, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, schedule: ReplayRatio
+    config: OffPolicy, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, schedule: ReplayRatio
 ) -> None:
-    """Raise ValueError if a batch does not fit the devices or the buffer. `config` is a `configs.common.OffPolicy`."""
+    """Raise ValueError if a batch does not fit the devices or the buffer. ."""
     num_envs = spec.num_envs * parallelism.num_shards
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
@@ -146,22 +147,23 @@ def check_sizes(
             f"batch_size: must be a multiple of {num_devices}, the number of devices, got {config.batch_size}; "
             f"use {-(-config.batch_size // num_devices) * num_devices}"
         )
-    if config.buffer_size < config.batch_size:
+    if config.replay.size < config.batch_size:
         raise ValueError(
-            f"buffer_size: must hold one batch of {config.batch_size}, got {config.buffer_size}; "
+            f"replay.size: must hold one batch of {config.batch_size}, got {config.replay.size}; "
             "use a larger buffer or a smaller batch_size"
         )
-    if config.learning_starts > config.buffer_size:
+    if config.learning_starts > config.replay.size:
         raise ValueError(
-            f"learning_starts: must be at most buffer_size ({config.buffer_size}), got {config.learning_starts}; "
-            f"use {config.buffer_size} or fewer"
+            f"learning_starts: must be at most replay.size ({config.replay.size}), got {config.learning_starts}; "
+            f"use {config.replay.size} or fewer"
         )
-    num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
+    n_step = config.replay.n_step
+    num_rows = n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
     smallest = -(-num_rows // rollout_length) * schedule.steps_per_update
-    if config.buffer_size < smallest:
+    if config.replay.size < smallest:
         raise ValueError(
-            f"buffer_size: must be at least {smallest} for n_step {config.n_step} and rollouts of {rollout_length} "
-            f"steps in each of {num_envs} environments, got {config.buffer_size}; use {smallest} or more"
+            f"replay.size: must be at least {smallest} for n_step {n_step} and rollouts of {rollout_length} "
+            f"steps in each of {num_envs} environments, got {config.replay.size}; use {smallest} or more"
         )
 
 

@@ -1,12 +1,12 @@
 """Make the optimizer, an optax chain, and its learning rate schedule."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.options.declare import Part
+from jaxrl_fast.options.optimizer import Adam, Linear
 from jaxrl_fast.types import MAX_FLAT, PyTree
 
 KINDS = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}
@@ -14,23 +14,20 @@ KINDS = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}
 
 def make_optimizer(
     learning_rate: optax.ScalarOrSchedule,
-    *,
-    epsilon: float | Array,
-    max_grad_norm: float | Array,
-    beta1: float | Array = 0.9,
-    kind: Literal["adam", "radam"] = "adam",
+    options: Adam,
     transform: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
     """Return an optimizer that clips the gradient's global norm, then applies Adam (Kingma & Ba 2015) or RAdam.
 
-    `transform` changes the gradient before all else. `beta1` is the decay rate of the gradients' mean. A Python 0 for
-    `max_grad_norm` disables clipping. If the learning rate is a schedule, `state[-1].count` is the number of steps so
-    far. Up to MAX_FLAT parameters are updated as one vector, with a few kernels instead of dozens. This does not depend
-    on the device, since checkpoints store the state in this form.
+    `transform` changes the gradient before all else. A Python 0 for `max_grad_norm` disables clipping. If the learning
+    rate is a schedule, `state[-1].count` is the number of steps so far. Up to MAX_FLAT parameters are updated as one
+    vector, with a few kernels instead of dozens. This does not depend on the device, since checkpoints store the state
+    in this form.
     """
+    max_grad_norm = options.max_grad_norm
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
     clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
-    adam, step = KINDS[kind](b1=beta1, eps=epsilon), optax.scale_by_learning_rate(learning_rate)
+    adam, step = KINDS[options.kind](b1=options.beta1, eps=options.epsilon), optax.scale_by_learning_rate(learning_rate)
     by_tree = optax.chain(transform or optax.identity(), clip, adam, step)
     flat = optax.flatten(by_tree)
     choose = lambda tree: flat if _worth_flattening(tree) else by_tree
@@ -40,14 +37,14 @@ def make_optimizer(
     )
 
 
-def linear_schedule(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.Schedule:
-    """Return a schedule: constant, or with `anneal` linear to 0 over `num_steps` gradient steps.
+def schedule_of(learning_rate: float | Array, options: Part, num_steps: int) -> optax.Schedule:
+    """Return the schedule of the learning rate over `num_steps` gradient steps: linear to 0, or constant.
 
     Raises ValueError if int32 cannot count the steps.
     """
     if num_steps >= 2**31:
         raise ValueError(f"total_steps: must give at most {2**31 - 1} gradient steps, got {num_steps}; use fewer steps")
-    schedule = optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
+    schedule = optax.linear_schedule(learning_rate, 0.0 if isinstance(options, Linear) else learning_rate, num_steps)
     return lambda count: jnp.maximum(schedule(count), 0)  # rounding may make the last value negative
 
 

@@ -2,31 +2,31 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.options.algorithm import OnPolicy
 from jaxrl_fast.rl import minibatch
 from jaxrl_fast.types import EnvSpec, PyTree, Rollout
 
 Unroll = Callable[[PyTree, PyTree, Array], tuple[PyTree, PyTree]]  # (obs, carry, reset) to outputs and carry
 
 
-def validate(config: Any, spec: EnvSpec, num_shards: int = 1) -> None:
+def validate(config: OnPolicy, spec: EnvSpec, num_shards: int = 1) -> None:
     """Raise ValueError if rollouts do not divide into sequences and minibatches."""
     length = config.sequence()
-    steps, burn_in = length or 1, getattr(config, "burn_in", 0)
+    steps, burn_in = length or 1, config.memory.burn_in
     if config.rollout_length % steps:
         divisors = [n for n in range(1, config.rollout_length + 1) if config.rollout_length % n == 0]
         near = min(divisors, key=lambda n: abs(n - steps))
         raise ValueError(
-            f"sequence_length: must divide rollout_length {config.rollout_length}, got {steps}; use {near}"
+            f"memory.sequence_length: must divide rollout_length {config.rollout_length}, got {steps}; use {near}"
         )
     if length and burn_in >= length:
         raise ValueError(
-            f"burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 2}"
+            f"memory.burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 2}"
         )
     minibatch.validate(config.rollout_length * spec.num_envs // steps, config.num_minibatches, num_shards, length)
 

@@ -4,30 +4,43 @@ A mean is one atom; c51 learns the weights of fixed atoms, and quantile learns t
 A target is a set of weighted atoms for all three, so that code that computes targets needs no case distinction.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.options.declare import Part
+from jaxrl_fast.options.value import C51, Quantile
+
 
 class ValueHead(NamedTuple):
     """The kind of value that a network's outputs represent, and its atoms."""
 
-    kind: str  # none: a mean; c51 or quantile
+    kind: str  # mean, c51 or quantile
     num: int  # of atoms, M; a mean has one
     v_min: float | Array  # the lowest of c51's evenly spaced atoms
     v_max: float | Array  # the highest
 
 
-def head_of(config: Any) -> ValueHead:
-    """Return the kind of value that the options of an algorithm name. Raise ValueError for invalid atoms."""
-    if config.value_head != "none" and config.num_atoms < 2:
-        raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
-    if config.value_head == "c51" and not config.v_min < config.v_max:
-        raise ValueError(f"v_min: must be less than v_max ({config.v_max}), got {config.v_min}; lower v_min")
-    return ValueHead(config.value_head, config.num_atoms, config.v_min, config.v_max)
+def head_of(options: Part) -> ValueHead:
+    """Return the kind of value that the options of an algorithm choose. Raise ValueError for invalid atoms."""
+    num = num_atoms(options)
+    if num is not None and num < 2:
+        raise ValueError(f"value.atoms: a distribution requires 2 or more, got {num}; try 51")
+    if not isinstance(options, C51):
+        return ValueHead(options.kind, num or 1, 0.0, 0.0)
+    if not options.v_min < options.v_max:
+        raise ValueError(
+            f"value.v_min: must be less than v_max ({options.v_max}), got {options.v_min}; use a lower value"
+        )
+    return ValueHead(options.kind, options.atoms, options.v_min, options.v_max)
+
+
+def num_atoms(options: Part) -> int | None:
+    """Return the number of atoms of a distribution, or None for a mean."""
+    return options.atoms if isinstance(options, C51 | Quantile) else None
 
 
 class Atoms(NamedTuple):
@@ -44,7 +57,7 @@ class Atoms(NamedTuple):
 
 def from_outputs(form: ValueHead, output: Array) -> Atoms:
     """Return the atoms [..., A, M] of the network's output: [..., A] for means, else [..., A, M]."""
-    if form.kind == "none":
+    if form.kind == "mean":
         return Atoms(output[..., None], jnp.ones((*output.shape, 1)))
     if form.kind == "quantile":
         return Atoms(output, jnp.full(output.shape, 1 / output.shape[-1]))
@@ -53,7 +66,7 @@ def from_outputs(form: ValueHead, output: Array) -> Atoms:
 
 def mean(form: ValueHead, output: Array) -> Array:
     """Return the expected returns [..., A] of the network's output."""
-    return output if form.kind == "none" else from_outputs(form, output).mean
+    return output if form.kind == "mean" else from_outputs(form, output).mean
 
 
 def least(form: ValueHead, output: Array) -> Atoms:
@@ -62,7 +75,7 @@ def least(form: ValueHead, output: Array) -> Atoms:
     This is the minimum of clipped double Q-learning (Fujimoto et al. 2018, eq. 10), for distributions as in FastTD3
     (Seo et al. 2025).
     """
-    if form.kind == "none":
+    if form.kind == "mean":
         return from_outputs(form, output.min(0))
     row = jnp.argmin(mean(form, output), axis=0)
     return from_outputs(form, jnp.take_along_axis(output, row[None, :, None], axis=0)[0])
@@ -87,7 +100,7 @@ def losses(form: ValueHead, output: Array, goal: Atoms, td_error: Array, huber: 
     """Return the loss of each row [B] between its output ([B], or [B, M]) and its goal, and its error for priorities.
 
     kind       loss                                                                             error
-    none       Huber or squared loss of the TD error, which is of means                         |TD error|
+    mean       Huber or squared loss of the TD error, which is of means                         |TD error|
     c51        cross entropy with the projected goal (Bellemare et al. 2017, algorithm 1)       divergence
     quantile   `quantile_loss`                                                                  |TD error|
     """

@@ -7,8 +7,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from jaxrl_fast.config import paths
-from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import locks
 from jaxrl_fast.utils.files import is_folder_name, path_of

@@ -6,8 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast.config.sources import PROGRAM, SWEEP
 from jaxrl_fast.config.paths import METRICS, SUMMARY, SWEEP_FILE
+from jaxrl_fast.config.sources import PROGRAM, SWEEP
 from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.errors import why
 

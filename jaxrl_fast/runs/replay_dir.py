@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.paths import CONFIG
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.utils.files import ASIDE, path_of
 from jaxrl_fast.utils.locks import LOCK
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from jaxrl_fast.config import options, resume
-from jaxrl_fast.config.sources import PROGRAM
+from jaxrl_fast.config import resume
 from jaxrl_fast.config.paths import CONFIG, SWEEP_FILE, check_format
-from jaxrl_fast.config.population import Member
+from jaxrl_fast.config.population import LABEL, Member
 from jaxrl_fast.config.settings import Request, resolve, with_algorithm
-from jaxrl_fast.config.sources import from_mapping
+from jaxrl_fast.config.sources import PROGRAM, from_mapping
+from jaxrl_fast.options import run as options
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.grid import Group
@@ -88,7 +88,7 @@ def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
     """Return the group that an entry of sweep.yaml describes."""
     settings = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")})
     request = with_algorithm(Request(content["algo"], "", settings, [], resumed=True), SWEEP_FILE)
-    values = lambda label: {name.removeprefix("agent."): value for name, value in label.items() if name != "seed"}
+    values = lambda label: {name.removeprefix(LABEL): value for name, value in label.items() if name != "seed"}
     members = tuple(Member(label["seed"], values(label)) for label in labels)
     return grid.part(Group(resolve(request), members), members)
 

@@ -15,17 +15,15 @@ from jaxrl_fast.config.paths import SWEEP_FILE
 from jaxrl_fast.config.settings import (
     Request,
     Settings,
-    check_unused,
-    options_of_algorithm,
     plain,
     to_mapping,
     with_algorithm,
 )
 from jaxrl_fast.config.sources import Setting, from_mapping
+from jaxrl_fast.options.declare import Option
 from jaxrl_fast.sweep import grid, scaling, values
 from jaxrl_fast.sweep.directory import SweepPlan
 from jaxrl_fast.sweep.grid import Group
-from jaxrl_fast.options.declare import Option
 
 Axes = Mapping[str, list[Setting]]  # the values of options, by name
 LENGTH = "total_steps"
@@ -44,9 +42,10 @@ def extend(
     Raises:
         ValueError: If an option is not valid, or would change existing trainings.
     """
-    algo = next(iter(sweep.groups.values())).settings.algo
-    known = options_of_algorithm(algo)
-    fixed, several = grid.sort_out(Request(algo, "", [], added), split)
+    first = next(iter(sweep.groups.values())).settings
+    asked = Request(first.algo, "", from_mapping(to_mapping(first)), added)
+    known = first.known
+    fixed, several = grid.sort_out(with_algorithm(asked, SWEEP_FILE), split)
     given = {setting.name: [setting] for setting in fixed} | several
     for name, settings in given.items():
         _check_extends(sweep, known[name], name, settings)
@@ -55,11 +54,9 @@ def extend(
     trainings = [grid.part(group, [m]).settings for group in sweep.groups.values() for m in group.members]
     axes = _with_old_values(trainings, given, known)
     missing = _missing(trainings, axes, sweep.columns)
-    if missing:
-        check_unused(Request(algo, "", [], added), [settings.agent for settings in (*trainings, *missing)])
     columns = dict.fromkeys((*sweep.columns, *(name for name in axes if name != "seed")))
     varied = {name for group in sweep.groups.values() for name in group.members[0].values}
-    varied |= {name.removeprefix("agent.") for name in axes if name.startswith("agent.")}
+    varied |= {*axes}
     return sweep._replace(columns=(*columns,)), grid.groups_of(iter(missing), varied)
 
 
@@ -73,10 +70,10 @@ def _check_extends(sweep: SweepPlan, option: Option, name: str, settings: list[S
             raise ValueError(f"{origin}: {problem}, {got}; start another sweep for several lengths")
         return
     if not option.sweepable or option.resumable or typing.get_origin(option.kind) is dict:
-        remedy = "use --seed 3,4 for more seeds" if name == "num_seeds" else "start another sweep for it"
+        remedy = "give seed 3,4 for more seeds" if name == "num_seeds" else "start another sweep for it"
         raise ValueError(f"{origin}: would change the existing runs of the sweep, {got}; {remedy}")
-    if sweep.scale != "none" and name in ("num_envs", f"agent.{scaling.SCALED[sweep.scale]}"):
-        raise ValueError(f"{origin}: cannot extend a sweep with --scale {sweep.scale}, {got}; start another sweep")
+    if sweep.scale != "none" and name in ("num_envs", scaling.SCALED[sweep.scale]):
+        raise ValueError(f"{origin}: cannot extend a sweep with scale {sweep.scale}, {got}; start another sweep")
     if "auto" in found and "auto" in option.words:
         raise ValueError(f"{origin}: must be a number to extend a sweep, {got}; give the number")
 
@@ -123,7 +120,7 @@ def _missing(trainings: Sequence[Settings], axes: Axes, columns: Sequence[str]) 
     if number > values.MAX_VALUES:
         raise ValueError(f"a sweep has at most {values.MAX_VALUES} trainings, got {number}; give fewer values")
     existing = {of(training, names) for training in trainings}
-    known = options_of_algorithm(trainings[0].algo)
+    known = {name: option for training in trainings for name, option in training.known.items()}
     others = [name for name in axes if name != "seed"]
     found: list[Settings] = []
     for similar in bases.values():

@@ -12,26 +12,25 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_fast.config import load
-from jaxrl_fast.config.convert import SWITCHES, convert, read_values, without_no
+from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.help import print_run_help
-from jaxrl_fast.config.sources import SWEEP, positive, refuse_unknown
-from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
+from jaxrl_fast.config.parts import choose, find, known_options, read_values
 from jaxrl_fast.config.population import Member, real_numbers
 from jaxrl_fast.config.settings import (
     Request,
     Settings,
-    check_unused,
     directory_of,
-    options_of_algorithm,
     plain,
     request,
     resolve,
+    values_of_preset,
 )
-from jaxrl_fast.config.sources import Setting, from_mapping
+from jaxrl_fast.config.sources import SWEEP, Setting, from_mapping
+from jaxrl_fast.options.declare import Option, complete, options_of
+from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
 from jaxrl_fast.sweep import scaling
 from jaxrl_fast.sweep.values import MAX_VALUES, refuse_repeated, split_values, split_words
 from jaxrl_fast.utils.importing import describe
-from jaxrl_fast.options.declare import options_of
 
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
@@ -48,7 +47,7 @@ class SweepRequest(NamedTuple):
     """A sweep as requested: its runs and its own options."""
 
     groups: tuple[Group, ...]
-    columns: tuple[str, ...]  # options that differ between runs, without the seed: "num_envs", "agent.clip_coef"
+    columns: tuple[str, ...]  # options that differ between runs, without the seed: "num_envs", "clip_coef"
     own: SweepOptions
     name: str = ""
     resume: str = ""
@@ -61,12 +60,14 @@ class SweepRequest(NamedTuple):
 def from_command_line(argv: Sequence[str]) -> SweepRequest:
     """Return a sweep from a command line. Print the help and exit if `--help` is given."""
     algo, written = load.split(argv)
-    if any(s.name == "help" for s in written):
+    topic, written = load.help_of(written)
+    if topic is not None:
         says = "Train {} with every combination of the given values: --num-envs 1,8,64 --seed 0..4. --name and "
         says += "--resume refer to the whole sweep. With --resume, given values are added to the sweep (--seed 3,4), "
         says += "and a larger --total-steps extends every run."
         default = resolve(_with_defaults(request(algo, [s for s in written if s.name == "config"])))
-        print_run_help(default.algo, default.options, default.agent, SWEEP, says, [SweepOptions()], ["run_dir"])
+        own = SweepOptions()
+        print_run_help(topic, default.algo, default.options, default.agent, SWEEP, says, [own], ["run_dir"])
         raise SystemExit(0)
     return expand(algo, written, split_words)
 
@@ -78,7 +79,7 @@ def from_keywords(
     written = [] if preset is None else [Setting("config", [preset], "config")]
     if not isinstance(agent or {}, Mapping):
         raise ValueError(f"agent: must map the algorithm's options to values, got {describe(agent)}")
-    given = options | {f"agent.{name}": value for name, value in (agent or {}).items()}
+    given = options | dict(agent or {})
     if not given.get("resume", True):  # the default
         del given["resume"]
     written += [Setting(name, [value], name) for name, value in given.items()]
@@ -104,12 +105,11 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
         raise ValueError(f"a sweep has at most {MAX_VALUES} trainings, got {number} combinations; give fewer values")
     asked = _with_defaults(asked)
     combinations = list(resolve_all(asked, fixed, axes))
-    check_unused(asked, [settings.agent for settings in combinations])
     first = fixed + [values[0] for values in axes.values()]
     base = resolve(asked._replace(given=[s for s in first if s.name != "num_envs"]))
     rule = scaling.rule(own.scale, base)
-    groups = groups_of(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
-    scaled = [f"agent.{scaling.SCALED[own.scale]}"] if own.scale != "none" else []
+    groups = groups_of(_single(combinations, axes, rule), axes)
+    scaled = [scaling.SCALED[own.scale]] if own.scale != "none" else []
     columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
     return SweepRequest(tuple(groups), tuple(columns), own, name, "", rule.base, log_level)
 
@@ -128,19 +128,13 @@ def sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[
 
     If an option is set twice, the last setting applies.
     """
-    known = options_of_algorithm(asked.algo)
+    known, records = _options_of_any(asked, split)
     axes: dict[str, list[Setting]] = {}
     fixed: list[Setting] = []
-    for setting in asked.given:
-        name = positive(setting.name)
-        if name != setting.name and name in known and known[name].kind in SWITCHES and setting.values:
-            both = f"--{name.replace('_', '-')} true,false"
-            raise ValueError(f"{setting.origin}: takes no value, got {setting.values[0]!r}; use {both} for both")
-        setting = without_no(setting, known)
-        if setting.name not in known:
-            refuse_unknown(setting, {**known, **OWN}, asked.algo, SWEEP)
+    for written in _apart(asked.given, known):
+        setting = find(written, known, records, asked.algo, SWEEP)
         if setting.name == "run_dir":
-            raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use --sweep-dir")
+            raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use sweep_dir")
         if setting.name in ("dry_run", "replay_dir"):
             raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use it with train")
         several = split(known[setting.name], setting)
@@ -151,6 +145,36 @@ def sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[
             refuse_repeated(known[setting.name], several)
             axes[setting.name] = several
     return fixed, axes
+
+
+def _options_of_any(asked: Request, split: Any) -> tuple[dict[str, Option], list[Any]]:
+    """Return the options of all parts that the values of a sweep choose, and the records with the first of them."""
+    _, records = values_of_preset(asked)
+    of_parts = {name: option for name, option in known_options(records).items() if option.parts}
+    several = []
+    for setting in _apart(asked.given, of_parts):
+        for name in complete(setting.name, of_parts)[:1]:
+            several.append(split(of_parts[name], setting._replace(name=name)))
+    records = choose(records, [values[0] for values in several])
+    known = known_options(records)
+    for value in itertools.chain(*several):
+        known = known_options(choose(records, [value])) | known
+    return known, records
+
+
+def _apart(settings: Sequence[Setting], known: Mapping[str, Option]) -> list[Setting]:
+    """Return settings with each option of a part apart, whose value may be a list: memory.size [64, 128]."""
+    found = []
+    for setting in settings:
+        paths = complete(setting.name, known)
+        value = setting.values[0] if len(setting.values) == 1 else None
+        if isinstance(value, Mapping) and len(paths) == 1 and known[paths[0]].parts:
+            for inner, x in value.items():
+                name = setting.name if inner == "kind" else f"{paths[0]}.{inner}"
+                found.append(Setting(name, [x], name))
+        else:
+            found.append(setting)
+    return found
 
 
 def offer_devices(several: Iterable[Settings]) -> None:
@@ -165,16 +189,11 @@ def offer_devices(several: Iterable[Settings]) -> None:
 
 def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str, Any]:
     """Return the value of a run in each column."""
-    found = {}
-    for column in columns:
-        name = column.removeprefix("agent.")
-        place = group.settings.options if name == column else group.settings.agent
-        found[column] = member.values.get(name, getattr(place, name))
-    return found
+    return {column: member.values.get(column, group.settings.value(column)) for column in columns}
 
 
 def words(values: Mapping[str, Any]) -> str:
-    """Return "num_envs 64, agent.clip_coef 0.1"."""
+    """Return "num_envs 64, clip_coef 0.1"."""
     return ", ".join(f"{name} {plain(value)}" for name, value in values.items())
 
 
@@ -182,8 +201,7 @@ def part(group: Group, members: Sequence[Member]) -> Group:
     """Return a group of some members, with the settings of the first of them."""
     settings, first = group.settings, members[0]
     options = dataclasses.replace(settings.options, seed=first.seed, num_seeds=len(members))
-    agent = dataclasses.replace(settings.agent, **first.values)
-    return Group(settings._replace(options=options, agent=agent), tuple(members))
+    return Group(settings._replace(options=options).replace(**first.values), tuple(members))
 
 
 def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: scaling.Rule) -> Iterator[Settings]:
@@ -217,8 +235,8 @@ def groups_of(trainings: Iterator[Settings], varied: Collection[str]) -> list[Gr
     found: list[tuple[Any, Group]] = []
     for settings in trainings:
         real = [name for name in real_numbers(settings.agent) if name in varied]
-        values = {name: getattr(settings.agent, name) for name in real}
-        blank = dataclasses.replace(settings.agent, **dict.fromkeys(real, 0.0))
+        values = {name: settings.value(name) for name in real}
+        blank = settings.replace(**dict.fromkeys(real, 0.0)).agent
         key = real, blank, dataclasses.replace(settings.options, seed=0)
         member = Member(settings.options.seed, values)
         for i, (other, group) in enumerate(found):

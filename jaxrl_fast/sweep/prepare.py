@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE, SWEEP_TABLE
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
@@ -170,8 +171,7 @@ def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
     for group in groups:
         for member in group.members:
             content = to_mapping(grid.part(group, [member]).settings)
-            agent = {f"agent.{name}": value for name, value in content.pop("agent").items()}
-            yield {"seed": member.seed} | {k: v for k, v in content.items() if k not in MAY_DIFFER} | agent
+            yield {"seed": member.seed} | {k: v for k, v in by_path(content).items() if k not in MAY_DIFFER}
 
 
 def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None, start: Path) -> SweepPlan:
@@ -231,9 +231,9 @@ def _with_names(columns: Sequence[str], groups: Sequence[Group], num_before: int
     num_groups = num_before + len(groups)
     for i, group in enumerate(groups, num_before + 1):
         name = f"{i:0{max(len(str(num_groups)), 2)}d}"
-        shared = [c for c in columns if c.removeprefix("agent.") not in group.members[0].values]
+        shared = [c for c in columns if c not in group.members[0].values]
         for column, value in grid.values_of(group, group.members[0], shared).items():
-            name += re.sub(r"[^\w.-]+", "-", f"_{column.removeprefix('agent.')}-{value}")
+            name += re.sub(r"[^\w.-]+", "-", f"_{column}-{value}")
         yield name[:80], group
 
 

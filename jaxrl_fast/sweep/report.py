@@ -7,8 +7,8 @@ from shlex import quote
 from typing import Any
 
 from jaxrl_fast.config import paths
-from jaxrl_fast.config.sources import SWEEP
 from jaxrl_fast.config.paths import SWEEP_REPORT, SWEEP_TABLE
+from jaxrl_fast.config.sources import SWEEP
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.directory import SweepPlan
@@ -154,7 +154,7 @@ def thresholds(sweep: SweepPlan) -> list[float | None]:
 
 def _fastest(sweep: SweepPlan, ran: Sequence[Row]) -> list[str]:
     """Return the line about throughput; options in which members of one program differ are left out."""
-    member_options = {f"agent.{name}" for group in sweep.groups.values() for name in group.members[0].values}
+    member_options = {name for group in sweep.groups.values() for name in group.members[0].values}
     shared = [c for c in sweep.columns if c not in member_options]
     if not shared:
         return []

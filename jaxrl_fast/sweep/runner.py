@@ -11,7 +11,7 @@ import time
 from shlex import quote
 
 from jaxrl_fast import __version__
-from jaxrl_fast.config import names
+from jaxrl_fast.config import sources
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid, slurm
@@ -45,7 +45,7 @@ def execute(sweep: SweepPlan) -> int:
         written = write_results(report.write_report, sweep)
         for line in written or ():
             terminal.print(line)
-        command = f"{names.SWEEP} --resume {quote(str(sweep.shown(sweep.folder)))}"
+        command = f"{sources.SWEEP} --resume {quote(str(sweep.shown(sweep.folder)))}"
         left = unfinished(sweep)
         if left:
             terminal.print(f"  {formatting.counted(len(left), 'program')} left; resume with  {command}")

@@ -1,12 +1,11 @@
 """Scale a hyperparameter with the number of environments: the option `--scale`."""
 
-import dataclasses
 from typing import NamedTuple
 
-from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.utils.formatting import counted
+from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import options_of
+from jaxrl_fast.utils.formatting import counted
 
 SCALED = {
     **dict.fromkeys(("learning-rate-linear", "learning-rate-sqrt"), "learning_rate"),
@@ -24,7 +23,7 @@ class Rule(NamedTuple):
     def apply(self, settings: Settings) -> Settings:
         if not self.name:
             return settings
-        num_envs, now = settings.options.num_envs, getattr(settings.agent, self.name)
+        num_envs, now = settings.options.num_envs, settings.value(self.name)
         value = now * (num_envs / self.base) ** self.power
         if self.name == "learning_rate":
             value = float(f"{value:.6g}")
@@ -33,11 +32,11 @@ class Rule(NamedTuple):
             if value != int(value):
                 scaled = f"{counted(now, 'minibatch', 'es')} for {counted(self.base, 'environment')}"
                 raise ValueError(
-                    f"--scale minibatches: {scaled} must scale to a whole number, got {value:g} for {num_envs}; "
+                    f"scale minibatches: {scaled} must scale to a whole number, got {value:g} for {num_envs}; "
                     f"use a multiple of {self.base}, or a divisor"
                 )
             value = int(value)
-        return settings._replace(agent=dataclasses.replace(settings.agent, **{self.name: value}))
+        return settings.replace(**{self.name: value})
 
 
 def rule(scale: str, base: Settings) -> Rule:
@@ -46,7 +45,7 @@ def rule(scale: str, base: Settings) -> Rule:
     if scale == "none":
         return Rule("", 0, num_envs)
     name = SCALED[scale]
-    if name not in options_of(type(base.agent)):
+    if name not in options_of(base.agent):
         able = " and ".join(algo for algo, kind in ALGORITHMS.items() if name in options_of(kind))
-        raise ValueError(f"--scale {scale}: needs an algorithm with agent.{name} ({able}), got {base.algo}")
+        raise ValueError(f"scale {scale}: needs an algorithm with {name} ({able}), got {base.algo}")
     return Rule(name, 0.5 if scale.endswith("sqrt") else 1.0, num_envs)

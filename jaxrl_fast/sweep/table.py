@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.config.paths import SWEEP_TABLE
-from jaxrl_fast.utils.plain import as_lists
 from jaxrl_fast.config.population import member_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
@@ -19,6 +18,7 @@ from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, is_done
 from jaxrl_fast.utils import formatting, locks
 from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.importing import name_of
+from jaxrl_fast.utils.plain import as_lists
 
 MEASURES = (  # in addition to the columns of the sweep
     *("status", "final_return", "eval_return", "env_steps", "env_steps_per_s", "members", "env_steps_per_s_member"),

@@ -51,8 +51,7 @@ def split_values(option: Option, setting: Setting) -> list[Setting]:
 
 def setting_of(name: str, value: Any) -> Setting:
     """Return the setting of an option to a Python value."""
-    place, _, last = name.rpartition(".")
-    return from_mapping({"agent": {last: value}} if place else {last: value})[0]
+    return from_mapping({name: value})[0]
 
 
 def without_repeats(option: Option, several: Iterable[Setting]) -> list[Setting]:

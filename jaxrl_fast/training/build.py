@@ -8,17 +8,17 @@ from typing import Any
 import jax
 
 from jaxrl_fast import agents, async_rollout, envs, players
-from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded, time_limit
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
 from jaxrl_fast.networks import torso
+from jaxrl_fast.options.algorithm import network_of
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils.errors import where, why
-from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.utils.parsing import nearest
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
@@ -34,7 +34,7 @@ MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**30
 
 def load_algorithm(settings: Settings) -> Any:
     """Return the algorithm of a run, for environments with or without players. Raises ValueError as `agents.load`."""
-    return players.learning(agents.load(settings.algo), settings.options.players, settings.options.opponent_pool)
+    return players.learning(agents.load(settings.algo), settings.options.players)
 
 
 def build(
@@ -103,7 +103,7 @@ def _waiting_for_host_pays(settings: Settings) -> bool:
     With a replay, gradient steps take most of the time; without one, rollouts do. An exception of an environment
     releases the waiting workers, but only if C calls the environment.
     """
-    options, has_replay = settings.options, hasattr(settings.agent, "replay_storage")
+    options, has_replay = settings.options, settings.agent.replay is not None
     from_c = options.host_bridge != "callback" and not options.exact_resume and is_available(host_call.KERNEL)
     return has_replay and from_c and not options.async_pools
 
@@ -114,7 +114,7 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
     Raises ValueError if the algorithm does not fit the environment or returns no agent.
     """
     num_learning = max(num_updates - async_rollout.overlaps(env), 1)
-    with blamed(algorithm.__name__, env, sentences=True), _as_options(type(agent_config)):
+    with blamed(algorithm.__name__, env, sentences=True):
         own = (env.parallelism,) if supports(algorithm) else ()
         agent = algorithm.make(agent_config, env.spec, num_learning, *own)
     if not isinstance(agent, Agent):
@@ -124,19 +124,6 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
             f"algorithm {algorithm.__name__!r}: rollout_length must be 1 or more, got {agent.rollout_length}"
         )
     return agent
-
-
-@contextmanager
-def _as_options(config: type) -> Iterator[None]:
-    """Spell the option that a ValueError begins with as commands do: "burn_in: ..." as "--agent.burn-in: ..."."""
-    try:
-        yield
-    except ValueError as error:
-        name, colon, rest = str(error).partition(": ")
-        prefix = "agent." if name in options_of(config) else "" if name in options_of(Options) else None
-        if colon and prefix is not None:
-            error.args = (f"--{prefix}{name.replace('_', '-')}: {rest}",)
-        raise
 
 
 def supports(algorithm: Any) -> frozenset[str]:
@@ -212,9 +199,8 @@ def _with_protocol(settings: Settings, env: Env) -> Settings:
     if env.on_device:
         return settings
     settings = settings._replace(options=dataclasses.replace(settings.options, protocol=env.protocol))
-    if env.protocol and getattr(settings.agent, "clip_rewards", False) is None:
-        clipped = dataclasses.replace(settings.agent, clip_rewards=env.protocol == "dqn2015")
-        settings = settings._replace(agent=clipped)
+    if env.protocol and settings.agent.rewards == "auto":
+        settings = settings.replace(rewards="sign" if env.protocol == "dqn2015" else "raw")
     return settings
 
 
@@ -244,8 +230,7 @@ def _num_shards(
 
 def _num_parts(settings: Settings, spec: EnvSpec) -> int:
     """Return the number of parts into which a gradient step may be split over devices: its rows, or whole sequences."""
-    length = settings.agent.sequence() if hasattr(settings.agent, "sequence") else None
-    return _gradient_rows(settings, spec) // (length or 1)
+    return _gradient_rows(settings, spec) // (settings.agent.sequence() or 1)
 
 
 def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec) -> int:
@@ -258,16 +243,16 @@ def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec
 
 def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:
     """Return the rows of a gradient step of one policy. `spec` is of all environments."""
-    if not hasattr(settings.agent, "gradient_rows"):
+    rows: int | None = settings.agent.gradient_rows(players.num_learner_envs(spec, settings.options.players))
+    if rows is None:
         raise ValueError(f"algorithm {settings.algo!r}: SUPPORTS needs Config.gradient_rows(num_envs); add it")
-    rows: int = settings.agent.gradient_rows(players.num_learner_envs(spec, settings.options.players))
     return rows
 
 
 def _network_kind(settings: Settings, spec: EnvSpec) -> str:
     """Return the kind of torso that the algorithm's options ask for."""
-    network, observations = (getattr(settings.agent, name, "auto") for name in ("network", "observations"))
-    return torso.choose_kind(spec.obs, network, observations)
+    network = network_of(settings.agent)
+    return torso.choose_kind(spec.obs, network.kind, network.observations) if network else torso.choose_kind(spec.obs)
 
 
 def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.options import algorithm
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.loggers.terminal import make_console
 from jaxrl_fast.parallel import program
@@ -102,7 +101,7 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
     """Compile and time some updates with this number of environments, unless it cannot be used."""
     settings = with_count(settings, num_envs)
     options, algorithm = settings.options, build.load_algorithm(settings)
-    steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
+    steps_per_update = settings.agent.length(num_envs) * num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if options.total_steps < steps_per_update or num_envs > 1 and num_updates < MIN_UPDATES:
         made = options.total_steps // steps_per_update
@@ -114,9 +113,7 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
-        memory.check_fits(
-            memory.estimate(env, agent, placement), getattr(settings.agent, "buffer_size", None), steps_per_update
-        )
+        memory.check_fits(memory.estimate(env, agent, placement), settings.agent.replay_size, steps_per_update)
         built = program.build(env, agent, num_updates, placement)
         takes, free = placement.num_devices * built.memory, free_bytes(placement.num_devices)
         if free is not None and takes > free:
@@ -176,4 +173,4 @@ def _run(trials: Sequence[Trial]) -> list[Trial]:
 
 def without_warmup(agent: Any) -> Any:
     """Return the agent's options without a warmup, because steps without learning cost less."""
-    return dataclasses.replace(agent, learning_starts=0) if hasattr(agent, "learning_starts") else agent
+    return agent if agent.learning_starts is None else dataclasses.replace(agent, learning_starts=0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_fast import __version__
 from jaxrl_fast.config import paths
 from jaxrl_fast.loggers.terminal import Console
+from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
@@ -112,27 +113,27 @@ def _learner(plan: Plan) -> Iterator[str]:
 
     agent, options = plan.settings.agent, plan.settings.options
     if plan.env.spec.players:
-        how = options.players or players.DEFAULT
+        how = players.mode_of(options.players)
         yield f"players  {' and '.join(plan.env.spec.players)}, {how}; a step is one of the game"
-    if hasattr(agent, "describe"):
-        yield agent.describe(options.num_envs)
-    if hasattr(agent, "network") and hasattr(agent, "observations"):
-        reading, remembered = torso.describe(plan.env.spec.obs, agent.network, agent.observations), ""
-        if getattr(agent, "memory", "none") != "none":
+    if description := agent.describe(options.num_envs):
+        yield description
+    if network := network_of(agent):
+        reading, remembered = torso.describe(plan.env.spec.obs, network.kind, network.observations), ""
+        if agent.has_memory:
             length = formatting.counted(agent.sequence(), "step")
-            remembered = f"   {agent.memory} of {agent.memory_size}, sequences of {length}"
+            remembered = f"   {agent.memory.kind} of {agent.memory.size}, sequences of {length}"
         yield f"network  {reading}{remembered}"
 
 
 def _warn(plan: Plan) -> None:
-    """Warn of a run that learns nothing, of options without effect, and of what the environments report."""
-    first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
-    first, last = first_learning(plan.settings.options.num_envs), plan.num_updates * plan.steps_per_update
+    """Warn of a run that learns nothing, of options that are probably mistakes, and of what the environments report."""
+    num_envs = plan.settings.options.num_envs
+    first, last = plan.settings.agent.first_learning(num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
         warnings.warn(
             f"nothing will be learned: gradient steps begin after step {first}, but the run ends at step {last}"
         )
-    for line in dict.fromkeys((*_check_options(plan), *plan.env.warnings, *plan.eval_env.warnings)):
+    for line in dict.fromkeys((*plan.settings.agent.warnings(num_envs), *plan.env.warnings, *plan.eval_env.warnings)):
         warnings.warn(line)
 
 
@@ -153,14 +154,6 @@ def _print_sizes(plan: Plan, terminal: Console) -> None:
         terminal.print(f"disk  {on_disk}")
         if on_disk.free is not None and on_disk.total > on_disk.free and not options.resume:
             warnings.warn(f"the run may not fit on the disk, where {memory.format_bytes(on_disk.free)} are free")
-
-
-def _check_options(plan: Plan) -> list[str]:
-    """Return warnings about options that have no effect here, or whose combination is probably a mistake."""
-    from jaxrl_fast.training import unused
-
-    agent, num_envs = plan.settings.agent, plan.settings.options.num_envs
-    return [*unused.lines(plan), *(agent.warnings(num_envs) if hasattr(agent, "warnings") else ())]
 
 
 def _from_where(plan: Plan) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from jaxrl_fast.options.declare import COUNT, SIZE, Bounds, option
 from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.errors import EnvFault
-from jaxrl_fast.options.declare import COUNT, SIZE, Bounds, option
 
 NUM_ENVS = 4  # environments that are stepped together
 TRIAL_STEPS = 20  # first steps, from whose time the number of further steps is chosen
@@ -165,7 +165,7 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
     begins = np.vstack([np.zeros_like(rows.last[:1]), rows.last[:-1]])  # rows without a reward
     low, high = float(rows.reward[~begins].min()), float(rows.reward[~begins].max())
     large = max(abs(low), abs(high)) > LARGE_REWARD
-    hint = "; --agent.normalize-rewards may help" if large else ""
+    hint = "; rewards normalized may help" if large else ""
     yield Finding("note" if large else "ok", f"rewards      {low:g} to {high:g}{hint}")
     if low == high:
         yield Finding("note", "rewards      all rewards of random actions are equal, so there is nothing to learn from")
@@ -256,7 +256,6 @@ def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
 
 def _training_rate(settings: Any) -> float:
     """Return the environment steps per second of a training, updates included."""
-    from jaxrl_fast.options import algorithm
     from jaxrl_fast.parallel import program
     from jaxrl_fast.training import build, calibrate
     from jaxrl_fast.utils.devices import release_envs
@@ -267,7 +266,7 @@ def _training_rate(settings: Any) -> float:
     try:
         built = program.build(env, agent, 100, placement)
         num_envs = settings.options.num_envs
-        steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
+        steps_per_update = settings.agent.length(num_envs) * num_envs
         return calibrate.measure(built, 0, 1) * steps_per_update
     finally:
         release_envs([env])

@@ -78,6 +78,6 @@ def check_fits(
     unit = 10 ** max(len(str(fits)) - 3, 0)
     twice = ", twice while saving," if copies > 1 else ""
     raise ValueError(
-        f"--agent.buffer-size: a replay of {format_bytes(needed.replay)}{twice} does not fit into "
+        f"replay.size: a replay of {format_bytes(needed.replay)}{twice} does not fit into "
         f"{format_bytes(rest)}, got {buffer_size}; use at most {fits // unit * unit}"
     )

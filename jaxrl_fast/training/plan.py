@@ -10,12 +10,12 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.agents import configs
-from jaxrl_fast.options import algorithm
 from jaxrl_fast.config import resume
-from jaxrl_fast.options.run import Options
-from jaxrl_fast.config.population import Member
+from jaxrl_fast.config.population import LABEL, Member
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import replace
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
 from jaxrl_fast.utils import devices, formatting, locks
@@ -158,7 +158,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     }
     settings = settings._replace(options=dataclasses.replace(options, **absolute))
     algorithm = build.load_algorithm(settings)
-    rollout_length = common.rollout_length(settings.agent, options.num_envs)
+    rollout_length = settings.agent.length(options.num_envs)
     steps_per_update = rollout_length * options.num_envs
     if steps_per_update > MAX_STEPS:
         each = formatting.steps_of_rollout(rollout_length, options.num_envs)
@@ -177,7 +177,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
             f"({formatting.steps_of_rollout(rollout_length, options.num_envs)}), got {options.total_steps}"
         )
     eval_env = build.evaluation_env(options, env, done)
-    if settings.algo not in configs.ALGORITHMS:
+    if settings.algo not in ALGORITHMS:
         with build.blamed(settings.algo, env):
             check_update(settings.algo, *program.shapes_of_update(env, agent))
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
@@ -185,7 +185,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         settings, env, agent, placement, make, resumed=saved is not None
     )
     needs = memory.estimate(env, agent, placement)
-    memory.check_fits(needs, getattr(settings.agent, "buffer_size", None), steps_per_update, resumed=saved is not None)
+    memory.check_fits(needs, settings.agent.replay_size, steps_per_update, resumed=saved is not None)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # refuse a checkpoint of other shapes before anything is compiled
         checkpoint.unflatten(program.shapes(env, agent, placement, varied), saved)
@@ -293,7 +293,7 @@ def check_update(algo: str, state: Any, result: Any) -> None:
     wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
     if wrong:
         raise ValueError(f"algorithm {algo!r}: metrics must be scalars, but {' and '.join(wrong)}; return means")
-    taken = [name for name in metrics if name in RESERVED_METRICS or name.startswith(("eval_", "agent."))]
+    taken = [name for name in metrics if name in RESERVED_METRICS or name.startswith(("eval_", LABEL))]
     if taken:
         raise ValueError(f"algorithm {algo!r}: the metric name {' and '.join(taken)} is reserved; rename it")
 
@@ -307,4 +307,4 @@ def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -
     if not differing:
         return None
     values = {name: np.asarray([m.values[name] for m in members], np.float32) for name in differing}
-    return Varied(values, lambda values: make(dataclasses.replace(config, **values)))
+    return Varied(values, lambda values: make(replace(config, values)))

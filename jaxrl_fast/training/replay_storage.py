@@ -1,6 +1,5 @@
 """Choose the storage of a replay's observations: device memory, host memory, or disk."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_fast.config import paths
-from jaxrl_fast.options.run import Options
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.options.declare import replace
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
@@ -33,9 +33,7 @@ class Decision(NamedTuple):
 
 def on_device(agent_config: Any) -> Any:
     """Return an algorithm's options with the replay on the device, on which the placement of a run depends."""
-    if not hasattr(agent_config, "replay_storage"):
-        return agent_config
-    return dataclasses.replace(agent_config, replay_storage="device")
+    return agent_config if agent_config.replay is None else replace(agent_config, {"replay.storage": "device"})
 
 
 def decide(
@@ -51,23 +49,20 @@ def decide(
     Raises ValueError if the requested storage is too small or cannot be used.
     """
     config, of_folder = settings.agent, bool(settings.options.replay_dir)
-    asked, several = getattr(config, "replay_storage", "device"), placement.num_seeds > 1
+    asked, several = "device" if config.replay is None else config.replay.storage, placement.num_seeds > 1
     if of_folder and asked == "device":
-        has_one = hasattr(config, "replay_storage")
-        got = "got device" if has_one else f"which {settings.algo} does not have"
-        raise ValueError(f"--replay-dir: requires --agent.replay-storage host or disk, {got}; drop the option")
-    if not hasattr(config, "replay_storage"):
+        got = "got device" if config.replay else f"which {settings.algo} does not have"
+        raise ValueError(f"replay_dir: requires replay.storage host or disk, {got}; leave it out")
+    if config.replay is None:
         return Decision(settings, agent)
     if several and asked in ("host", "disk"):
         raise ValueError(
-            f"--agent.replay-storage: must be device for several seeds in one program, got {asked}; "
+            f"replay.storage: must be device for several seeds in one program, got {asked}; "
             "python -m jaxrl_fast.sweep --workers 1 trains them one after another"
         )
-    independent = settings.options.players == "independent"
+    independent = settings.options.players.kind == "independent"
     if independent and asked in ("host", "disk"):
-        raise ValueError(
-            f"--agent.replay-storage: must be device for independent players, got {asked}; use --players shared"
-        )
+        raise ValueError(f"replay.storage: must be device for independent players, got {asked}; set players to shared")
     packed = _compression(config, env)
     needs = memory.estimate(env, agent, placement)
     needs = needs._replace(copies=1 if resumed else needs.copies)
@@ -76,22 +71,21 @@ def decide(
         or asked == "auto"
         and (several or independent or needs.free is None or needs.total <= needs.free)
     ):
-        config = dataclasses.replace(config, replay_storage="device")
-        return Decision(settings._replace(agent=config), agent)
-    options = {"replay_storage": "host", "replay_compression": "zstd" if packed else "none"}
-    there = memory.estimate(env, make(dataclasses.replace(config, **options)), placement)
+        return Decision(settings._replace(agent=on_device(config)), agent)
+    options = {"replay.storage": "host", "replay.compression": "zstd" if packed else "none"}
+    there = memory.estimate(env, make(replace(config, options)), placement)
     on_disk = _free_on_disk(settings.options)
-    capacities = _capacities(needs, there, packed, config.buffer_size, on_disk, 1 + bool(settings.options.eval_every))
-    fits = [name for name, capacity in capacities.items() if capacity >= config.buffer_size]
+    capacities = _capacities(needs, there, packed, config.replay.size, on_disk, 1 + bool(settings.options.eval_every))
+    fits = [name for name, capacity in capacities.items() if capacity >= config.replay.size]
     chosen = asked if asked != "auto" else next(iter(fits), "")
     if chosen not in fits:
-        where = "in any storage" if asked == "auto" else f"with --agent.replay-storage {asked}"
+        where = "in any storage" if asked == "auto" else f"with replay.storage {asked}"
         largest = " or ".join(f"{_rounded(capacity)} ({name})" for name, capacity in capacities.items())
         raise ValueError(
-            f"--agent.buffer-size: a replay of {format_bytes(needs.replay)} does not fit {where}, "
-            f"got {config.buffer_size}; use at most {largest}"
+            f"replay.size: a replay of {format_bytes(needs.replay)} does not fit {where}, "
+            f"got {config.replay.size}; use at most {largest}"
         )
-    config = dataclasses.replace(config, **options | {"replay_storage": chosen})
+    config = replace(config, options | {"replay.storage": chosen})
     return Decision(settings._replace(agent=config), make(config), _note(config, needs, there, asked, on_disk))
 
 
@@ -107,11 +101,11 @@ def _note(
     config: Any, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, asked: str, free_on_disk: int | None
 ) -> str:
     """Return a note about the storage: its name, the bytes needed and free, and the reason of the choice."""
-    on_disk = config.replay_storage == "disk"
+    on_disk = config.replay.storage == "disk"
     free = free_on_disk if on_disk else host_free_bytes()
     parts = [f"observations {'on disk' if on_disk else 'in the host memory'}"]
     parts.append(f"{format_bytes(needs.replay - there.replay)} as they are")
-    parts += ["compressed by zstd"] * (config.replay_compression == "zstd")
+    parts += ["compressed by zstd"] * (config.replay.compression == "zstd")
     parts += [] if free is None else [f"{format_bytes(free)} free"]
     reason = f"; on the device the run would need {format_bytes(needs.total)} of {format_bytes(needs.free or 0)}"
     return " · ".join(parts) + reason * (asked == "auto")
@@ -119,15 +113,13 @@ def _note(
 
 def _compression(config: Any, env: Env) -> bool:
     """Return the compression of observations. Raise ValueError if the requested one is impossible."""
-    if config.replay_compression == "none":
+    if config.replay.compression == "none":
         return False
     of_bytes = all(x.dtype.itemsize == 1 for x in jax.tree.leaves(env.spec.obs))
-    if config.replay_compression == "zstd" and not codec.is_installed():
-        raise ValueError(
-            f"--agent.replay-compression: {codec.PACKAGE} is not installed, got zstd; use none or {codec.EXTRA}"
-        )
-    if config.replay_compression == "zstd" and not of_bytes:
-        warn("--agent.replay-compression: observations are not bytes, got zstd; none is used")
+    if config.replay.compression == "zstd" and not codec.is_installed():
+        raise ValueError(f"replay.compression: {codec.PACKAGE} is not installed, got zstd; use none or {codec.EXTRA}")
+    if config.replay.compression == "zstd" and not of_bytes:
+        warn("replay.compression: observations are not bytes, got zstd; none is used")
     return of_bytes and codec.is_installed()
 
 

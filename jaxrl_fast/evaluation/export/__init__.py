@@ -7,8 +7,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxrl_fast.utils import files
 from jaxrl_fast.options.declare import MAX_INDEX, Bounds, option
+from jaxrl_fast.utils import files
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Export an MLP as arrays (npz) and a module of a few lines that computes the policy with numpy alone."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,11 @@ import numpy as np
 from jaxrl_fast.evaluation.export.function import PolicyFunction
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.networks import reading
-from jaxrl_fast.rl import normalize
+from jaxrl_fast.options.algorithm import ActorCritic
+from jaxrl_fast.options.dqn import DQN
+from jaxrl_fast.options.explore import StateDependent, squashes
+from jaxrl_fast.options.value import Mean
+from jaxrl_fast.rl import normalize, value_distributions
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, MultiDiscrete
 
@@ -36,15 +41,15 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
         raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
     if not hasattr(function.obs, "shape"):
         raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.obs))}")
-    if function.memory and getattr(config, "memory", "none") == "none":
-        of_noise = f"noise_theta {config.noise_theta:g}" if hasattr(config, "noise_theta") else "gsde true"
+    if function.memory and not config.has_memory:
+        of_noise = "noise ou" if isinstance(config, ActorCritic) else "policy gsde"
         raise _unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
     if function.memory:
         raise _unsupported("needs a policy without memory, got one with a memory")
-    if config.network == "simba":
+    if config.network.kind == "simba":
         raise _unsupported("needs network mlp, got simba")
-    if config.compute_dtype != "float32":
-        raise _unsupported(f"needs compute_dtype float32, got {config.compute_dtype}")
+    if (dtype := config.network.compute_dtype) != "float32":
+        raise _unsupported(f"needs compute_dtype float32, got {dtype}")
     if function.noise and getattr(config, "noisy", False):
         raise _unsupported("cannot sample from noisy layers, got noisy true")
     arrays = _layers(saved)
@@ -91,7 +96,7 @@ def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
         yield "    x = x - x.mean(-1, keepdims=True)"
         yield "    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6))"
         yield '    x = x * A[name + ".scale"] + A[name + ".offset"]'
-    relu = saved.settings.agent.activation == "relu"
+    relu = saved.settings.agent.network.activation == "relu"
     result = "np.maximum(x, 0)" if relu else "np.tanh(x)"
     yield from (f"    return {result}", "", "")
     yield f"def policy(obs{noise}):"
@@ -119,7 +124,7 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
         arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
         arrays["obs.scale"] = np.asarray(jax.lax.rsqrt(jnp.asarray(stats.var) + normalize.EPSILON)).reshape(-1)
         yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{normalize.CLIP}, {normalize.CLIP})'
-    elif reading.is_image(spec, saved.settings.agent.observations):
+    elif reading.is_image(spec, saved.settings.agent.network.observations):
         yield f"x = x / np.float32({reading.WHITE})"
 
 
@@ -129,8 +134,8 @@ def _network(config: Any, arrays: Arrays) -> Iterator[str]:
     if count("hidden"):
         names = ", ".join(f'"hidden{i}"' for i in range(count("hidden")))
         yield from (f"for name in [{names}]:", "    x = hidden(x, name)")
-    atoms = "none" if "critic_hidden_sizes" in vars(config) else getattr(config, "value_head", "none")  # of critics
-    shape = f".reshape(len(x), -1, {config.num_atoms})" if atoms != "none" else ""
+    head = value_distributions.head_of(config.value if isinstance(config, DQN) else Mean(kind="mean"))
+    shape = f".reshape(len(x), -1, {head.num})" if head.kind != "mean" else ""
     if "advantage.kernel" in arrays:
         assert count("value_hidden") == count("advantage_hidden") == 1
         yield f'value = dense(hidden(x, "value_hidden0"), "value"){shape}'
@@ -138,11 +143,11 @@ def _network(config: Any, arrays: Arrays) -> Iterator[str]:
         yield "x = value + advantage - advantage.mean(1, keepdims=True)"
     else:
         yield f'x = dense(x, "head"){shape}'
-    if atoms == "c51":
-        arrays["support"] = np.linspace(config.v_min, config.v_max, config.num_atoms, dtype=np.float32)
+    if head.kind == "c51":
+        arrays["support"] = np.linspace(head.v_min, head.v_max, head.num, dtype=np.float32)
         yield "prob = np.exp(x - x.max(-1, keepdims=True))"
         yield 'x = (prob * A["support"]).sum(-1) / prob.sum(-1)'
-    elif atoms == "quantile":
+    elif head.kind == "quantile":
         yield "x = x.mean(-1)"
 
 
@@ -176,14 +181,15 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
     """Yield the lines from the network's output to actions in [-1, 1], `x` [B, D], perhaps with noise `normal`."""
     algo, config = saved.settings.algo, saved.settings.agent
     if algo == "ppo":
-        if config.state_dependent_std:
+        depends = isinstance(config.policy, StateDependent)
+        if depends:
             yield "x, log_std = np.split(x, 2, axis=-1)"
-        if sampled and config.state_dependent_std:
-            yield f"x = x + np.exp(log_std + np.float32({config.log_std_init!r})) * normal"
+        if sampled and depends:
+            yield f"x = x + np.exp(log_std + np.float32({config.policy.log_std_init!r})) * normal"
         elif sampled:
             arrays["std"] = np.exp(np.asarray(saved.learners.params["log_std"]))
             yield 'x = x + A["std"] * normal'
-        yield "x = np.tanh(x)" if config.tanh_squash else "x = np.clip(x, -1, 1)"
+        yield "x = np.tanh(x)" if squashes(config.policy) else "x = np.clip(x, -1, 1)"
         return
     if sampled and saved.env_steps < (start := config.first_learning(saved.settings.options.num_envs)):
         raise _unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
@@ -197,7 +203,7 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
     else:
         yield "x = np.tanh(x)"
         if sampled:
-            yield f"x = np.clip(x + np.float32({config.exploration_noise!r}) * normal, -1, 1)"
+            yield f"x = np.clip(x + np.float32({config.noise.std!r}) * normal, -1, 1)"
 
 
 def _epsilon(saved: SavedRun) -> float:
@@ -205,5 +211,5 @@ def _epsilon(saved: SavedRun) -> float:
     from jaxrl_fast.rl import exploration
 
     config = saved.settings.agent
-    schedule = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, 0.0)
+    schedule = dataclasses.replace(config.explore, apex_alpha=0.0)
     return float(exploration.epsilons(schedule, 1, jnp.int32(min(saved.env_steps, exploration.MAX_COUNT)))[0])
