@@ -19,6 +19,8 @@ from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
 from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
 
+MAX_PRIORITIES = 2**24  # float32 cannot distinguish more places in their sum
+
 
 class ReplayRatio(NamedTuple):
     """The schedule of gradient steps over environment steps. Fixed while tracing."""
@@ -150,6 +152,11 @@ def check_sizes(
         raise ValueError(
             f"buffer_size: must hold one batch of {config.batch_size}, got {config.buffer_size}; "
             "use a larger buffer or a smaller batch_size"
+        )
+    if config.prioritized and config.buffer_size > MAX_PRIORITIES:
+        raise ValueError(
+            f"buffer_size: must be at most {MAX_PRIORITIES} with prioritized, got {config.buffer_size}; "
+            f"use {MAX_PRIORITIES} or switch prioritized off"
         )
     if config.learning_starts > config.buffer_size:
         raise ValueError(
