@@ -50,23 +50,13 @@ def _of_preset(content: Mapping[str, Any], path: Path | str, given: Collection[s
     if not content:
         raise ValueError(f"{path}: the preset is empty; name options, such as env: CartPole-v1")
     meta = _meta(content, path)
-    _check_preset(meta, path, "env" in given)
     if meta:
+        check_format(meta.get("format", 1), path)
+        _check_preset(meta, path, "env" in given)
         of_protocol = ["agent.clip_rewards"] if "protocol" in given else []
-        decided = _decided(content, meta)
+        decided = meta.get("decided", [])  # by the run, from its environment and memory
         content = _without([name for name in decided if "env" in given or name in of_protocol], content)
     return _settings(content, path)
-
-
-def _decided(content: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
-    """Return the options whose values a run has decided from its environment and memory: "agent.clip_rewards"."""
-    if isinstance(names := meta.get("decided"), list):
-        return names
-    agent, is_dqn2015 = content.get("agent"), content.get("protocol") == "dqn2015"  # an earlier version's file
-    is_clipped = agent.get("clip_rewards") if isinstance(agent, Mapping) else None
-    likely = {"protocol": is_dqn2015, "quarantine": content.get("quarantine") is False}
-    likely["agent.clip_rewards"] = bool(content.get("protocol")) and is_clipped is is_dqn2015
-    return [name for name, is_likely in likely.items() if is_likely]
 
 
 def _without(names: Collection[str], content: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +111,8 @@ def read_meta(path: Path) -> dict[str, Any]:
 def _meta(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
     found = content.get("meta") or {}
     members = found.get("members", [{"seed": 0}]) if isinstance(found, Mapping) else None
-    if not (isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)):
+    are_members = isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)
+    if not (are_members and isinstance(found.get("decided", []), list)):
         raise ValueError(f"{path}: `meta` is damaged; restore the file")
     return dict(found)
 
