@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import subprocess
@@ -291,27 +290,6 @@ def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, deci
 )
 def test_plan_names_options_that_it_decided(line, decided):
     assert plan.validate_plan(parse(f"{line} --num-envs 2")).decided == decided
-
-
-def test_preset_is_read_from_standard_input(monkeypatch):
-    pipe = lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    pipe("env: Acrobot-v1\nagent: {gamma: 0.5}\n")
-    settings = parse("--config - --num-envs 3")
-    assert (settings.options.env, settings.options.num_envs, settings.agent.gamma) == ("Acrobot-v1", 3, 0.5)
-    for text, why in (
-        (" \n", "got - and nothing on it; pipe a file"),
-        ("# nothing\n", "standard input: the preset is empty"),
-        ("frob: 1\n", "frob in standard input: unknown option"),
-        ("[1", "standard input line 1: not readable as YAML"),
-    ):
-        pipe(text)
-        with pytest.raises(ValueError, match=why):
-            parse("--config -")
-    terminal = io.StringIO("")
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stdin", terminal)
-    with pytest.raises(ValueError, match=r"^--config: must be a preset, got - on a terminal; pipe a file"):
-        parse("--config -")
 
 
 @pytest.mark.parametrize(("edit", "name"), [({"protocol": ""}, "protocol"), ({"clip": None}, "agent.clip_rewards")])
