@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-FORMAT = 2  # of config.yaml, sweep.yaml and checkpoints: increased when older ones cannot be read
+FORMAT = 3  # of config.yaml, sweep.yaml and checkpoints: increased when older ones cannot be read
 RUNS = Path("runs")  # the default parent of run directories
 CONFIG, METRICS, SUMMARY, CURVE = "config.yaml", "metrics.jsonl", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"

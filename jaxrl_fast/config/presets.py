@@ -1,7 +1,6 @@
 """Read files of options: presets, and the config.yaml of a run."""
 
 import re
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from shlex import quote
@@ -16,7 +15,6 @@ YAML_NUMBERS = {
     "tag:yaml.org,2002:int": r"[-+]?(0|[1-9]\d*)",
     "tag:yaml.org,2002:float": r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\.inf|\.nan",
 }
-STDIN = "-"  # the name of a preset that is piped in
 PLAIN_WORDS = (*YAML_NUMBERS, "tag:yaml.org,2002:timestamp")  # types that are not resolved as YAML does
 
 
@@ -28,12 +26,10 @@ def shipped() -> dict[str, Path]:
 
 
 def read_preset(name: str, given: Collection[str] = ()) -> list[Setting]:
-    """Return the settings of a preset: a path, the bare name of a shipped one, or `-` for standard input.
+    """Return the settings of a preset: a path, or the bare name of a shipped one.
 
     `given` has the names of the settings that override the preset's.
     """
-    if name == STDIN:
-        return _of_preset(_parse(_read_stdin(), "standard input"), "standard input", given)
     presets = shipped()
     path = presets.get(name) or path_of(name, "--config")
     if (path / CONFIG).is_file():
@@ -42,18 +38,15 @@ def read_preset(name: str, given: Collection[str] = ()) -> list[Setting]:
         is_name = len(Path(name).parts) == 1 and not path.is_dir()
         hint = nearest(name, presets) or f"; shipped are {join_names(presets)}" if is_name else ""
         raise ValueError(f"--config: must be a preset or a file, got {name!r}{hint}")
-    return _of_preset(_load(path), path, given)
-
-
-def _of_preset(content: Mapping[str, Any], path: Path | str, given: Collection[str]) -> list[Setting]:
-    """Return the settings of a preset's content; `path` is its source."""
+    content = _load(path)
     if not content:
         raise ValueError(f"{path}: the preset is empty; name options, such as env: CartPole-v1")
     meta = _meta(content, path)
-    _check_preset(meta, path, "env" in given)
     if meta:
+        check_format(meta.get("format", 1), path)
+        _check_preset(meta, path, "env" in given)
         of_protocol = ["rewards"] if "protocol" in given else []
-        decided = meta.get("decided", [])
+        decided = meta.get("decided", [])  # by the run, from its environment and memory
         content = _without([name for name in decided if "env" in given or name in of_protocol], content)
     return _settings(content, path)
 
@@ -65,18 +58,7 @@ def _without(names: Collection[str], content: Mapping[str, Any], prefix: str = "
     return kept | {name: _without(names, part, f"{prefix}{name}.") for name, part in parts.items()}
 
 
-def _read_stdin() -> str:
-    """Return the preset that is piped into this process. Raise ValueError if there is none."""
-    stream = sys.stdin
-    if stream is not None and stream.isatty():
-        raise ValueError(f"--config: must be a preset, got {STDIN} on a terminal; pipe a file into standard input")
-    text = "" if stream is None else stream.read()
-    if not text.strip():
-        raise ValueError(f"--config: must be a preset, got {STDIN} and nothing on it; pipe a file into standard input")
-    return text
-
-
-def _check_preset(meta: Mapping[str, Any], path: Path | str, names_env: bool) -> None:
+def _check_preset(meta: Mapping[str, Any], path: Path, names_env: bool) -> None:
     """Raise ValueError for the config.yaml of a run that its options do not describe completely."""
     if "members" in meta:
         names = join_names(dict.fromkeys(name for label in meta["members"] for name in label))
@@ -106,15 +88,16 @@ def read_meta(path: Path) -> dict[str, Any]:
     return _meta(_load(path), path)
 
 
-def _meta(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
+def _meta(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found = content.get("meta") or {}
     members = found.get("members", [{"seed": 0}]) if isinstance(found, Mapping) else None
-    if not (isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)):
+    are_members = isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)
+    if not (are_members and isinstance(found.get("decided", []), list)):
         raise ValueError(f"{path}: `meta` is damaged; restore the file")
     return dict(found)
 
 
-def _settings(content: Mapping[str, Any], path: Path | str) -> list[Setting]:
+def _settings(content: Mapping[str, Any], path: Path) -> list[Setting]:
     if "config" in content:
         raise ValueError(f"{path}: a preset cannot include another, got config: {content['config']!r}")
     if "resume" in content:
@@ -133,7 +116,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     return _parse(text, path)
 
 
-def _parse(text: str, path: Path | str) -> Mapping[str, Any]:
+def _parse(text: str, path: Path) -> Mapping[str, Any]:
     """Return options by name. Raise ValueError if the text cannot be parsed; `path` is its source."""
     import yaml
 

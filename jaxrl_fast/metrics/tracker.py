@@ -143,7 +143,7 @@ class MetricsTracker:
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state_dict`."""
         for name in NUMBERS:
-            setattr(self, name, host.get(name, getattr(self, name)))  # a run of version 0.1 has no `quarantined`
+            setattr(self, name, host[name])
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
         for window, records in zip(self.windows, host["windows"], strict=True):
             window.restore([EndedEpisodes(ended, float(x), *times) for ended, x, *times in records])

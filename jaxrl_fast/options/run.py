@@ -229,10 +229,10 @@ class Checkpoints:
         True,
         "Keep the replay files (host or disk storage) of a finished run; without them, the run cannot be extended.",
     )
-    replay_dir: str = system(
+    replay_dir: str = option(
         "",
-        "Folder, new or empty, for the replay files. Default: in the run directory. When resuming: the folder to which "
-        "they were moved.",
+        "Folder, new or empty, for the replay files. Default: in the run directory.",
+        sweepable=False,
     )
     exact_resume: bool = system(
         False, "Reset host environments at every checkpoint so that resuming is bit-exact.", resumable="inexact"

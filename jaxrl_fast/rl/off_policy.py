@@ -15,10 +15,13 @@ import optax
 from jax import Array
 
 from jaxrl_fast.options.algorithm import OffPolicy
+from jaxrl_fast.options.replay import Prioritized
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
 from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
+
+MAX_PRIORITIES = 2**24  # float32 cannot distinguish more places in their sum
 
 
 class ReplayRatio(NamedTuple):
@@ -151,6 +154,11 @@ def check_sizes(
         raise ValueError(
             f"replay.size: must hold one batch of {config.batch_size}, got {config.replay.size}; "
             "use a larger buffer or a smaller batch_size"
+        )
+    if isinstance(config.replay, Prioritized) and config.replay.size > MAX_PRIORITIES:
+        raise ValueError(
+            f"replay.size: must be at most {MAX_PRIORITIES} with replay prioritized, got {config.replay.size}; "
+            f"use {MAX_PRIORITIES}, or replay uniform"
         )
     if config.learning_starts > config.replay.size:
         raise ValueError(

@@ -171,12 +171,9 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
-def damaged_resource(saved: Checkpoint, moved_to: Path | None = None) -> str:
-    """Return a sentence about the first damaged file that a checkpoint names outside of its folder, or "".
-
-    The files are in the run's folder, or in that to which they were moved.
-    """
-    parent = moved_to or saved.folder.parents[1]
+def damaged_resource(saved: Checkpoint) -> str:
+    """Return a sentence about the first damaged file that a checkpoint names in the run's folder, or ""."""
+    parent = saved.folder.parents[1]
     for name, part in saved.manifest.get(RESOURCES, {}).items():
         for file in part["files"]:
             path = parent / name / file["name"]
@@ -198,7 +195,7 @@ def kept_resources(parent: Path) -> list[dict[str, Any]]:
 
 
 def newest(
-    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False, moved_to: Path | None = None
+    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint without `unneeded` arrays, or None; and the problem of each newer one.
 
@@ -211,7 +208,7 @@ def newest(
         except ValueError as error:
             problems.append(str(error))
             continue
-        wrong = damaged_resource(saved, moved_to) if whole else ""
+        wrong = damaged_resource(saved) if whole else ""
         if not wrong:
             return saved, problems
         problems.append(wrong)

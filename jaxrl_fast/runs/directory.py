@@ -101,11 +101,10 @@ def is_taken(folder: Path) -> bool:
         raise ValueError(f"cannot create the folder {folder} ({error.strerror}); choose another") from error
 
 
-def checkpoint_to_resume(folder: Path, moved_to: Path | None = None) -> "tuple[Checkpoint | None, tuple[str, ...]]":
+def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, ...]]":
     """Return the checkpoint to resume from, and a sentence for each newer one that is damaged.
 
-    Without a checkpoint (None), the run was killed or failed before its first one, and starts again. `moved_to` is the
-    folder to which the files of the replay were moved.
+    Without a checkpoint (None), the run was killed or failed before its first one, and starts again.
 
     Raises:
         ValueError: If all checkpoints are corrupt, or resuming would lose lines of metrics.jsonl.
@@ -113,7 +112,7 @@ def checkpoint_to_resume(folder: Path, moved_to: Path | None = None) -> "tuple[C
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
 
-    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=True, moved_to=moved_to)
+    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=True)
     if saved is not None:
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.options.run import Options
-from jaxrl_fast.utils.files import ASIDE, path_of
+from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.locks import LOCK
 
 OWNER, OPTION = "replay-of.txt", "--replay-dir"
@@ -19,7 +19,7 @@ ENDING = ".bin"  # of a buffer's files
 
 
 def chosen(options: Options) -> Path | None:
-    """Return the folder of --replay-dir, or None. Raise ValueError if a run cannot have its files there."""
+    """Return the folder of --replay-dir, or None. Raise ValueError if a new run cannot have its files there."""
     if not options.replay_dir:
         return None
     folder = path_of(options.replay_dir, OPTION).absolute()
@@ -30,13 +30,10 @@ def chosen(options: Options) -> Path | None:
         there = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
     except OSError as error:
         raise ValueError(f"{OPTION}: {folder} cannot be read ({error.strerror}); choose another") from error
-    run = Path(options.resume).resolve() if options.resume else None
-    if owner and owner != run and (run is None or (owner / CONFIG).is_file()):
+    if owner:
         raise ValueError(f"{OPTION}: has the replay of another run, {owner}, got {folder}; choose a new folder")
-    if run is None and there:
+    if there:
         raise ValueError(f"{OPTION}: must be new or empty, got {folder}; choose another")
-    if run and not there:
-        raise ValueError(f"{OPTION}: must have the replay of {run} on a resume, got {folder}; move its files there")
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(f"{OPTION}: {existing} cannot be written, got {folder}; choose another")
@@ -65,32 +62,15 @@ def links(run: Path) -> list[Path]:
     return [path for path in sorted(run.glob(f"{PREFIX}*")) if path.is_symlink()]
 
 
-def check_links(run: Path, moved_to: Path | None) -> None:
-    """Check that a run to be resumed has its linked files, in the folder to which they were moved if that is given.
-
-    Raises ValueError if they are missing, or belong to another run, for example the original of a copied run.
-    """
-    if moved_to and not links(run):
-        raise ValueError(f"{OPTION}: the replay of {run} is in the run directory, got {moved_to}; drop the option")
+def check_links(run: Path) -> None:
+    """Raise ValueError if a run to be resumed lacks its linked files, or if they are another run's: it is a copy."""
     for path in links(run):
-        folder = moved_to or path.readlink().parent
-        if not (folder / path.name).is_dir():
-            raise ValueError(f"--resume {run}: there is no {folder / path.name}; name its new place with {OPTION}")
+        folder = path.readlink().parent
+        if not path.is_dir():
+            raise ValueError(f"--resume {run}: there is no {folder / path.name}; move the files back")
         owner = _owner(folder)
         if owner and owner != run.resolve() and (owner / CONFIG).is_file():
             raise ValueError(f"--resume {run}: {folder} has the replay of another run, {owner}; resume that one")
-
-
-def relink(run: Path, moved_to: Path | None) -> None:
-    """Note the run as the owner of its linked files, and link to the folder to which they were moved."""
-    for path in links(run):
-        folder = moved_to or path.readlink().parent
-        (folder / OWNER).write_text(f"{run.resolve()}\n", encoding="utf-8", errors="surrogateescape")
-        if moved_to:
-            aside = path.with_name(f"{ASIDE}{path.name}")
-            aside.unlink(missing_ok=True)
-            aside.symlink_to(folder / path.name)
-            aside.replace(path)
 
 
 def size(folder: Path) -> int:

@@ -90,7 +90,7 @@ def choose_placement(
         return placement
     rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torso.VECTORS else 1
-    most = before.get("num_grad_workers", 1) if before else worth
+    most = before["num_grad_workers"] if before else worth
     most = min(most, jax.local_device_count(), max_grad_workers())
     parts = _num_parts(settings, env.spec)
     workers = next((number for number in range(most, 0, -1) if parts % number == 0), 1)

@@ -125,7 +125,7 @@ class CheckpointManager:
 
     def _num_grad_workers(self) -> int:
         """Return the gradient workers of a resume: those of the first part of the run, unless it has fewer cores."""
-        before = self.plan.saved.manifest.get("num_grad_workers", 1) if self.plan.saved else 1
+        before = self.plan.saved.manifest["num_grad_workers"] if self.plan.saved else 1
         return max(before, self.plan.placement.num_grad_workers)
 
     def open_resources(self) -> None:

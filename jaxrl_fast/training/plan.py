@@ -19,7 +19,7 @@ from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
 from jaxrl_fast.utils import devices, formatting, locks
-from jaxrl_fast.utils.files import current_folder, path_of
+from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.parsing import parse_period
 
 if TYPE_CHECKING:
@@ -102,10 +102,8 @@ def make_plan(settings: Settings) -> Plan:
             directory.chosen(options)
         of_replay = replay_dir.chosen(options)
         if options.resume:
-            replay_dir.check_links(Path(options.resume), of_replay)
+            replay_dir.check_links(Path(options.resume))
         ready = validate_plan(settings)
-        if options.resume:
-            replay_dir.relink(start / options.resume, of_replay)
         place = Path(options.resume) if options.resume else directory.make(settings, ready.env, start)
     except BaseException:
         if lock:  # a notebook keeps the error, and the error keeps the lock alive
@@ -124,9 +122,9 @@ def dry_plan(settings: Settings) -> Plan:
     start = current_folder()
     check_services(settings.options)
     place = Path(settings.options.resume) if settings.options.resume else directory.chosen(settings.options)
-    of_replay = replay_dir.chosen(settings.options)
+    replay_dir.chosen(settings.options)
     if settings.options.resume:
-        replay_dir.check_links(Path(settings.options.resume), of_replay)
+        replay_dir.check_links(Path(settings.options.resume))
     ready = validate_plan(settings)
     place = place or directory.default(settings, ready.env)
     return ready._replace(folder=start / place, place=place)
@@ -144,9 +142,8 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
     options, asked = settings.options, settings
-    moved_to = path_of(options.replay_dir) if options.replay_dir else None
     folder = Path(options.resume)
-    saved, damaged = directory.checkpoint_to_resume(folder, moved_to) if options.resume else (None, ())
+    saved, damaged = directory.checkpoint_to_resume(folder) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
     if saved:

@@ -77,7 +77,7 @@ class RunProgress:
     def resume(self, host_state: Mapping[str, Any]) -> None:
         """Continue the counts and clocks of the run that saved this; the tracker has been restored."""
         self.finished = self.tracker.updates
-        self.times = {name: self.times[name] + host_state["times"].get(name, 0.0) for name in TIMES}
+        self.times = {name: self.times[name] + host_state["times"][name] for name in TIMES}
         self.start_time -= host_state["wall_time"]
         self.train_time_before = self.times["train"]
 

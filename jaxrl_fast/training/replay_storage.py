@@ -94,7 +94,7 @@ def _free_on_disk(options: Options) -> int | None:
     run = Path(options.resume or options.run_dir or paths.RUNS)
     links = replay_dir.links(run)
     free = disk.free_bytes(Path(options.replay_dir or (links[0].resolve() if links else run)))
-    return free if free is None or not options.resume else free + replay_dir.size(Path(options.replay_dir or run))
+    return free if free is None or not options.resume else free + replay_dir.size(run)
 
 
 def _note(

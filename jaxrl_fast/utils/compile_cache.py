@@ -1,21 +1,13 @@
-"""Use JAX's persistent compilation cache, and repair entries that a full disk has damaged."""
+"""Use JAX's persistent compilation cache. JAX warns of an entry that it cannot read or write, and compiles."""
 
 import contextlib
 import os
-import re
 import threading
-import warnings
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.utils.warnings import warn
-
 CACHE = "~/.cache/jaxrl_fast"
-ENTRY_SUFFIX = "-cache"  # of JAX's files; their names begin with the program's
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-PROBLEM = r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (.*)"  # how JAX warns
 HIT_EVENT = "/jax/compilation_cache/cache_hits"
 NAMES = (
     "jax_enable_compilation_cache",
@@ -26,8 +18,7 @@ NAMES = (
 _lock = threading.RLock()
 _wanted: list[bool] = []  # an entry for each context that is open, in any thread
 _before: dict[str, Any] = {}  # JAX's settings before the first of them
-_undo: list[Callable[[], None]] = []  # functions that undo other changes after the last of them
-_counts = {"hits": 0, "problems": 0}  # programs read, and entries that could not be read or written
+_counts = {"hits": 0}  # programs read
 
 
 @contextlib.contextmanager
@@ -66,11 +57,10 @@ class CacheUse:
 @contextlib.contextmanager
 def watch(cache: Path | None) -> Iterator[CacheUse]:
     """Yield a record of the use of the cache in the context, filled at the end."""
-    use, before, num_entries = CacheUse(), dict(_counts), num_cache_entries(cache)
+    use, hits, num_entries = CacheUse(), _counts["hits"], num_cache_entries(cache)
     yield use
-    new = {name: _counts[name] - before[name] for name in before}
     change = num_cache_entries(cache) - num_entries
-    use.from_cache = new["hits"] > 0 and change <= 0 and not new["problems"]
+    use.from_cache = _counts["hits"] > hits and change <= 0
     use.added = change > 0
 
 
@@ -80,7 +70,7 @@ def num_cache_entries(cache: Path | None) -> int:
 
 
 def _open() -> None:
-    """Note JAX's settings, and watch for entries that it cannot read or write."""
+    """Note JAX's settings, and count the programs that it reads."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -89,35 +79,12 @@ def _open() -> None:
     if "listener" not in _counts:
         _counts["listener"] = 1
         jax.monitoring.register_event_listener(_count_hit)
-    show, filters = warnings.showwarning, list(warnings.filters)
-
-    def repair(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        """Repair the cache if this is one of JAX's warnings about it, else show the warning."""
-        problem = re.match(PROBLEM, str(message), re.DOTALL)
-        if problem:
-            _repair(*problem.groups())
-        else:
-            show(message, *args, **kwargs)
-
-    def undo() -> None:
-        """Restore how warnings are shown, unless others have changed that too."""
-        if warnings.showwarning is repair:
-            warnings.showwarning = show
-        for added in [each for each in warnings.filters if each not in filters]:
-            if added[1] is not None and added[1].pattern == PROBLEM:
-                warnings.filters.remove(added)  # type: ignore[attr-defined]
-
-    warnings.showwarning = repair
-    warnings.filterwarnings("always", message=PROBLEM)
-    _undo.append(undo)
 
 
 def _close() -> None:
-    """Restore JAX's settings and how warnings are shown."""
+    """Restore JAX's settings."""
     _use(_before)
     _before.clear()
-    while _undo:
-        _undo.pop()()
 
 
 def _apply() -> Path | None:
@@ -160,56 +127,3 @@ def _cache_folder(given: str | None) -> Path | None:
 def _count_hit(event: str, **_: Any) -> None:
     if event == HIT_EVENT:
         _counts["hits"] += 1
-
-
-def _repair(action: str, program: str, reason: str) -> None:
-    """Remove the damaged entries of a program, so that JAX can write a new one, and warn.
-
-    JAX warns before it compiles, and keeps existing files. A full disk truncates the files that JAX writes.
-    """
-    import jax
-
-    _counts["problems"] += 1
-    folder = jax.config.values["jax_compilation_cache_dir"]
-    removed = _remove_damaged(Path(folder), program) if folder else 0
-    if action == "writing":
-        warn(f"the compiled program could not be cached in {folder} ({reason})")
-    elif removed:
-        warn(f"the compile cache {folder} had a damaged entry, which has been removed; compiling again")
-    else:
-        warn(f"an entry of the compile cache {folder} could not be read ({reason}); compiling again")
-
-
-def _remove_damaged(folder: Path, program: str) -> int:
-    """Remove the entries of a program that cannot be decompressed. Return their number."""
-    removed = 0
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if not (path.name.startswith(program) and path.name.endswith(ENTRY_SUFFIX)):
-                continue
-            with contextlib.suppress(OSError):
-                if _is_damaged(path.read_bytes()):
-                    path.unlink()
-                    removed += 1
-    return removed
-
-
-def _is_damaged(content: bytes) -> bool:
-    """Return whether an entry cannot be decompressed; False if its format is unknown here."""
-    try:
-        if not content.startswith(ZSTD_MAGIC):
-            zlib.decompress(content)
-            return False
-        try:
-            from compression import zstd  # type: ignore[import-not-found,unused-ignore]  # Python 3.14
-        except ImportError:
-            try:
-                import zstandard
-            except ImportError:
-                return False
-            zstandard.ZstdDecompressor().decompress(content)
-        else:
-            zstd.decompress(content)
-    except Exception:  # each library has its own error
-        return True
-    return False

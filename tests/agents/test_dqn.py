@@ -672,6 +672,10 @@ def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
         (dict(num_shards=3, batch_size=64), r"^batch_size: must be a multiple of 3, .* got 64; use 66$"),
         (dict(buffer_size=64, batch_size=65), r"^buffer_size: must hold one batch of 65, got 64;"),
         (dict(buffer_size=64, learning_starts=65), r"^learning_starts: must be at most buffer_size \(64\), got 65;"),
+        (
+            dict(buffer_size=2**24 + 4, prioritized=True),
+            r"^buffer_size: must be at most 16777216 with prioritized, got 16777220; use 16777216 or switch ",
+        ),
         (dict(buffer_size=8, n_step=4), r"^buffer_size: must be at least 12 for n_step 4 .* got 8; use 12 or more$"),
         (dict(value_head="c51", num_atoms=1), "^num_atoms: a distribution requires 2 or more, got 1;"),
         (dict(value_head="quantile", num_atoms=1), "^num_atoms: a distribution requires 2 or more, got 1;"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import subprocess
@@ -201,7 +200,7 @@ def test_preset_threshold_is_kept_when_env_adds_backend_prefix(tmp_path):
 @pytest.mark.parametrize("again", [(1.0, 2.0), [1.0, 2.0], np.array([1.0, 2.0])])
 def test_resume_accepts_equal_env_options_as_tuple_list_or_array(again, tmp_path):
     (tmp_path / "config.yaml").write_text(
-        "algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\nmeta: {format: 2}\n"
+        "algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\nmeta: {format: 3}\n"
     )
     load.from_keywords(resume=str(tmp_path), env_options={"goal": again})
     with pytest.raises(ValueError, match=r"^env_options: a resume cannot change it"):
@@ -217,7 +216,7 @@ def test_read_meta_returns_empty_dict_when_meta_is_missing(tmp_path):
 def test_env_option_named_members_does_not_mark_sweep_part(tmp_path):
     """Only `members` in `meta` marks a part of a sweep."""
     path = tmp_path / "config.yaml"
-    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmeta:\n  format: 2\n  id: 1a2b\n"
+    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmeta:\n  format: 3\n  id: 1a2b\n"
     path.write_text(text)
     resumed = load.from_keywords(resume=str(tmp_path))
     assert resumed.options.env_options == {"members": [1, 2]} and resumed.options.resume == str(tmp_path)
@@ -237,40 +236,37 @@ def test_written_settings_are_read_back_as_preset(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("protocol", "clip", "line", "expected"),
+    ("protocol", "clip", "decided", "line", "expected"),
     [
-        ("dqn2015", True, "--protocol machado2018", None),  # the run's protocol set it, so the new one sets it again
-        ("machado2018", False, "--protocol dqn2015", None),
-        ("dqn2015", False, "--protocol machado2018", False),  # set explicitly
-        ("dqn2015", True, "--protocol machado2018 --agent.clip-rewards", True),
-        ("dqn2015", True, "--num-envs 2", True),
+        ("dqn2015", True, True, "--protocol machado2018", None),  # the protocol set it, so the new one sets it again
+        ("machado2018", False, True, "--protocol dqn2015", None),
+        ("dqn2015", False, False, "--protocol machado2018", False),  # set explicitly
+        ("dqn2015", True, True, "--protocol machado2018 --agent.clip-rewards", True),
+        ("dqn2015", True, True, "--num-envs 2", True),
     ],
 )
-def test_protocol_option_resets_reward_clipping_of_run_config(tmp_path, protocol, clip, line, expected):
+def test_protocol_option_resets_reward_clipping_of_run_config(tmp_path, protocol, clip, decided, line, expected):
     path = tmp_path / "config.yaml"
     content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": protocol, "agent": {"clip_rewards": clip}}
-    path.write_text(yaml.safe_dump(content | {"meta": {"format": 2}}))
+    meta = {"format": 3, "decided": ["agent.clip_rewards"] * decided}
+    path.write_text(yaml.safe_dump(content | {"meta": meta}))
     assert parse(f"--config {path} {line}").agent.clip_rewards is expected
     path.write_text(yaml.safe_dump(content))  # a preset of a user, whose values are explicit
     assert parse(f"--config {path} {line}").agent.clip_rewards is (True if "--agent" in line else clip)
 
 
 @pytest.mark.parametrize(
-    ("changes", "decided", "expected"),
+    ("decided", "expected"),
     [
-        ({}, ["protocol", "quarantine", "agent.clip_rewards", "agent.replay_storage"], ("", None, None, "auto")),
-        ({}, ["quarantine"], ("dqn2015", None, True, "disk")),  # the others were given
-        ({}, None, ("", None, None, "disk")),  # a file of an earlier version: by their values
-        ({"protocol": "machado2018", "quarantine": True}, None, ("machado2018", True, True, "disk")),
+        (["protocol", "quarantine", "agent.clip_rewards", "agent.replay_storage"], ("", None, None, "auto")),
+        (["quarantine"], ("dqn2015", None, True, "disk")),  # the others were given
     ],
 )
-def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, changes, decided, expected):
+def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, decided, expected):
     path = tmp_path / "config.yaml"
-    content = {"algo": "dqn", "env": "envpool/Pong-v5", "protocol": "dqn2015", "quarantine": False} | changes
+    content = {"algo": "dqn", "env": "envpool/Pong-v5", "protocol": "dqn2015", "quarantine": False}
     content |= {"agent": {"clip_rewards": True, "replay_storage": "disk"}, "num_envs": 4}
-    path.write_text(
-        yaml.safe_dump(content | {"meta": {"format": 2} | ({} if decided is None else {"decided": decided})})
-    )
+    path.write_text(yaml.safe_dump(content | {"meta": {"format": 3, "decided": decided}}))
     of = lambda read: (
         read.options.protocol,
         read.options.quarantine,
@@ -294,27 +290,6 @@ def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, chan
 )
 def test_plan_names_options_that_it_decided(line, decided):
     assert plan.validate_plan(parse(f"{line} --num-envs 2")).decided == decided
-
-
-def test_preset_is_read_from_standard_input(monkeypatch):
-    pipe = lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    pipe("env: Acrobot-v1\nagent: {gamma: 0.5}\n")
-    settings = parse("--config - --num-envs 3")
-    assert (settings.options.env, settings.options.num_envs, settings.agent.gamma) == ("Acrobot-v1", 3, 0.5)
-    for text, why in (
-        (" \n", "got - and nothing on it; pipe a file"),
-        ("# nothing\n", "standard input: the preset is empty"),
-        ("frob: 1\n", "frob in standard input: unknown option"),
-        ("[1", "standard input line 1: not readable as YAML"),
-    ):
-        pipe(text)
-        with pytest.raises(ValueError, match=why):
-            parse("--config -")
-    terminal = io.StringIO("")
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stdin", terminal)
-    with pytest.raises(ValueError, match=r"^--config: must be a preset, got - on a terminal; pipe a file"):
-        parse("--config -")
 
 
 @pytest.mark.parametrize(("edit", "name"), [({"protocol": ""}, "protocol"), ({"clip": None}, "agent.clip_rewards")])
@@ -726,15 +701,20 @@ MISTAKES = [
     ),
     ("--config dashed.yaml", ["--num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
     ("--config of_itself.yaml", ["of_itself.yaml line 1: not readable as YAML (aliases are not supported)\n"]),
+    (
+        "--config old_run/config.yaml",
+        ["old_run/config.yaml: written by an older version of jaxrl_fast (format 2, this is 3); train it again\n"],
+    ),
+    ("--resume made_of_number", ["made_of_number/config.yaml: `meta` is damaged; restore the file\n"]),
     ("--resume made_a_number", ["made_a_number/config.yaml: `meta` is damaged; restore the file\n"]),
     ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `meta` is damaged; restore the file\n"]),
     (
         "--resume old_run",
-        ["--resume old_run: written by an older version of jaxrl_fast (format 1, this is 2); train it again\n"],
+        ["--resume old_run: written by an older version of jaxrl_fast (format 2, this is 3); train it again\n"],
     ),
     (
         "--resume newer_run",
-        ["--resume newer_run: written by a newer version of jaxrl_fast (format 3, this is 2); update jaxrl_fast\n"],
+        ["--resume newer_run: written by a newer version of jaxrl_fast (format 4, this is 3); update jaxrl_fast\n"],
     ),
     ("dqn --resume a_run", ["--resume a_run: uses algorithm ppo, got dqn; leave dqn out\n"]),
 ]
@@ -767,11 +747,12 @@ def place(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).write_text(text)
     runs = {
-        "a_run": "algo: ppo\nnum_envs: 8\nmeta: {format: 2}\n",
-        "old_run": "algo: ppo\nmade: {id: 1a2b}\nagent: {clip: 0.1}\n",
-        "newer_run": "algo: ppo\nmeta: {format: 3}\n",
+        "a_run": "algo: ppo\nnum_envs: 8\nmeta: {format: 3}\n",
+        "old_run": "algo: ppo\nmeta: {format: 2}\nagent: {clip: 0.1}\n",
+        "newer_run": "algo: ppo\nmeta: {format: 4}\n",
         "broken_run": "num_envs: [3\nseed: 1\n",
         "made_a_number": "algo: ppo\nmeta: 3\n",
+        "made_of_number": "algo: ppo\nmeta: {format: 3, decided: 3}\n",
         "made_of_nothing": "algo: ppo\nmeta: {members: []}\n",
     }
     for name, text in runs.items():
@@ -927,7 +908,7 @@ def test_dependent_option_of_preset_is_accepted_without_its_switch(tmp_path):
     settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.value-head none")
     assert settings.agent.v_max == 100
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 2}}))
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 3}}))
     assert parse(f"--config {path}").agent == resume.of_run(tmp_path).agent == settings.agent
     path.write_text("algo: dqn\nagent: {v_max: 100}\n")
     assert parse(f"--config {path} --agent.value-head c51").agent.v_max == 100

@@ -112,9 +112,9 @@ def place(tmp_path_factory):
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
     for name, text in (
-        ("plain", "algo: ppo\nmeta: {format: 2}\n"),
+        ("plain", "algo: ppo\nmeta: {format: 3}\n"),
         ("broken", "num_envs: [3\n"),
-        ("odd", "meta: {format: 2}\nenv: 3\n"),
+        ("odd", "meta: {format: 3}\nenv: 3\n"),
     ):
         (folder / name / "checkpoints" / "step-000000000001").mkdir(parents=True)
         (folder / name / "config.yaml").write_text(text)

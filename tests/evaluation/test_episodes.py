@@ -45,7 +45,7 @@ def test_evaluation_does_not_cache_programs_of_host_envs(wanted, on_device, monk
     ],
 )
 def test_evaluation_has_as_many_environments_as_in_training(env, given, options, expected, tmp_path, monkeypatch):
-    config = {"algo": "ppo", "env": env, "num_envs": 2, "meta": {"format": 2}} | given
+    config = {"algo": "ppo", "env": env, "num_envs": 2, "meta": {"format": 3}} | given
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr(saved_run, "read_run", lambda folder, which, settings, env, *_: env)
     assert episodes.open_run(tmp_path, episodes.Options(**options)).spec.num_envs == expected

@@ -410,7 +410,7 @@ def test_evaluation_reports_environment_options_that_differ_from_training(cart):
 
 
 def test_open_env_rejects_environment_options_that_change_observations(tmp_path):
-    content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": "dqn2015", "meta": {"format": 2}}
+    content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": "dqn2015", "meta": {"format": 3}}
     (tmp_path / "config.yaml").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"^--env-option: must keep the obs .*4.* of training, got .*2"):
         saved_run.open_env(tmp_path, env_options={"stack_num": "2"})

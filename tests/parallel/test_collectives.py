@@ -272,7 +272,7 @@ def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setenv(build.VARIABLE, "allreduce")
             assert divided()[1] == Placement(), "it is called by JAX"
-    assert divided(before={"num_shards": 1})[1] == Placement()
+    assert divided(before={"num_shards": 1, "num_grad_workers": 1})[1] == Placement()
     assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "its gradient is too large to sum"
     for name in ("MAX_REPEATED", "MAX_LEARNED"):
         with monkeypatch.context() as patched:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 def write(folder, records, **options):
     """Create a run's folder with only a configuration and records."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options, "meta": {"format": 2}}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options, "meta": {"format": 3}}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 

@@ -16,7 +16,7 @@ SUMMARY |= {"final_return_mean": 2.0, "final_return_per_seed": [2.0], "failure":
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("algo: ppo\nmeta: {format: 2}\n")
+    (tmp_path / "run" / "config.yaml").write_text("algo: ppo\nmeta: {format: 3}\n")
     return tmp_path / "run"
 
 

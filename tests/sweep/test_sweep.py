@@ -253,7 +253,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     (folder / "sweeps" / "taken" / "01").mkdir(parents=True)
     (folder / "broken").mkdir()
-    (folder / "broken" / "sweep.yaml").write_text("format: 2\ngroups: 3\n")
+    (folder / "broken" / "sweep.yaml").write_text("format: 3\ngroups: 3\n")
     asked = ask("ppo --num-envs 1,8")
     groups = dict(prepare._with_names(asked.columns, list(asked.groups)))
     prepare._create(asked, groups, folder / "sweeps" / "a_sweep", Path())

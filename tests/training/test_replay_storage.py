@@ -150,44 +150,22 @@ def test_invalid_replay_dir_is_rejected_in_one_line(tmp_path, monkeypatch, capsy
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_replay_dir_holds_files_and_may_move(tmp_path, capsys):
+def test_replay_dir_holds_files_of_one_run(tmp_path, capsys):
     """A copy of the run may not use them. Once the run is done they are deleted, if that is asked for."""
-    run, disk_a, disk_b = tmp_path / "run", tmp_path / "a", tmp_path / "b"
-    assert train.main([*ON_DISK, *SHORT, "--run-dir", str(run), "--replay-dir", str(disk_a)]) == 0
-    assert [*(disk_a / "replay").glob("*.bin")] and (run / "replay").is_symlink()
+    run, folder, aside = tmp_path / "run", tmp_path / "replay_of_run", tmp_path / "aside"
+    assert train.main([*ON_DISK, *SHORT, "--run-dir", str(run), "--replay-dir", str(folder)]) == 0
+    assert [*(folder / "replay").glob("*.bin")] and (run / "replay").is_symlink()
     shutil.copytree(run, tmp_path / "copy", symlinks=True)
     assert "has the replay of another run" in refused(capsys, "--resume", str(tmp_path / "copy"))
-    assert "must have the replay of" in refused(capsys, "--resume", str(run), "--replay-dir", str(disk_b))
-    disk_a.rename(disk_b)
-    assert "there is no" in refused(capsys, "--resume", str(run))
-    moved = ["--resume", str(run), "--replay-dir", str(disk_b)]
-    assert train.main([*moved, "--dry-run"]) == 0
-    assert "--total-steps: must be at least the 256 steps" in refused(capsys, *moved, "--total-steps", "64")
-    assert (run / "replay").readlink() == disk_a / "replay"
-    longer = ["--total-steps", "320", "--no-keep-replay"]
-    assert train.main(["--resume", str(run), "--replay-dir", str(disk_b), *longer]) == 0
+    line = refused(capsys, "--resume", str(run), "--replay-dir", str(folder))
+    assert line.startswith("--replay-dir: cannot be combined with --resume")
+    folder.rename(aside)
+    assert f"there is no {folder / 'replay'}; move the files back" in refused(capsys, "--resume", str(run))
+    aside.rename(folder)
+    assert train.main(["--resume", str(run), "--total-steps", "320", "--no-keep-replay"]) == 0
     assert "deleted the files of the replay" in capsys.readouterr().out
-    assert [*disk_b.iterdir()] == [] and not (run / "replay").is_symlink()
+    assert [*folder.iterdir()] == [] and not (run / "replay").is_symlink()
     assert jaxrl_fast.load(run, which="last").env_steps == 320
-
-
-def test_replay_link_is_kept_when_relinking_fails(tmp_path, monkeypatch):
-    run, old, new = (tmp_path / name for name in ("run", "old", "new"))
-    for folder in (run, old / "replay", new / "replay"):
-        folder.mkdir(parents=True)
-    (run / "replay").symlink_to(old / "replay")
-
-    def fail(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(replay_dir.Path, "replace", fail)
-    with pytest.raises(KeyboardInterrupt):
-        replay_dir.relink(run, new)
-    assert (run / "replay").readlink() == old / "replay"
-    monkeypatch.undo()
-    replay_dir.relink(run, new)
-    assert [path.readlink() for path in run.iterdir()] == [new / "replay"]
-    assert (new / replay_dir.OWNER).read_text() == f"{run}\n"
 
 
 def test_replay_file_names_match_journal():

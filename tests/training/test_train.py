@@ -886,7 +886,7 @@ def test_missing_device_is_reported_in_one_line(monkeypatch, tmp_path, capsys):
     message = r"^JAX_PLATFORMS=cpu: JAX finds no device \(the platform is not supported\); unset JAX_PLATFORMS$"
     with pytest.raises(ValueError, match=message):
         planning.validate_plan(load.from_keywords("ppo_cartpole"))
-    (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nmeta: {format: 2}\n")
+    (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nmeta: {format: 3}\n")
     with pytest.raises(ValueError, match=message):
         jaxrl_fast.load(tmp_path)
     for command in (evaluate.main, video.main):

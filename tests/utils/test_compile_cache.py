@@ -1,8 +1,7 @@
-"""Test the compile cache: it repairs damaged entries, reports what it did, and restores JAX's settings."""
+"""Test the compile cache: it does without damaged entries, reports what it did, and restores JAX's settings."""
 
 import resource
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -43,46 +42,27 @@ def test_program_is_cached_once_and_then_read(folder, capsys):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100])
-def test_damaged_entry_is_replaced_with_warning(folder, capsys, num_bytes):
+def test_damaged_entry_is_compiled_again(folder, num_bytes):
     compiled(7)
     (entry,) = folder.glob("*-cache")
-    whole = entry.stat().st_size
     entry.write_bytes(entry.read_bytes()[:num_bytes])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as scripts do
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
         assert not compiled(7).from_cache
-    assert "had a damaged entry" in capsys.readouterr().err
-    (entry,) = folder.glob("*-cache")
-    assert entry.stat().st_size > whole / 2
-    assert compiled(7).from_cache and not capsys.readouterr().err
 
 
-def test_replacing_damaged_entry_keeps_other_entries(folder):
-    compiled(7)
-    (kept,) = folder.glob("*-cache")
-    compiled(8)
-    (entry,) = set(folder.glob("*-cache")) - {kept}
-    entry.write_bytes(b"")
-    compiled(8)
-    assert len(list(folder.glob("*-cache"))) == 2 and compiled(7).from_cache
-
-
-def test_full_disk_caches_nothing_and_warns(folder, capsys):
+def test_full_disk_does_not_stop_program(folder):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
     try:
-        use = compiled(7)
+        with pytest.warns(UserWarning, match="Error writing persistent compilation cache entry"):
+            assert not compiled(7).from_cache
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not use.added and not use.from_cache and not list(folder.glob("*-cache"))
-    error = capsys.readouterr().err
-    assert "could not be cached" in error and "File too large" in error
-    assert compiled(7).added
 
 
 def test_concurrent_threads_restore_jax_settings(folder):
     """Three threads enter one after the other; the second one disables the cache."""
-    before, shown, filters = settings(), warnings.showwarning, list(warnings.filters)
+    before = settings()
     barriers = [threading.Barrier(3, timeout=30) for _ in range(4)]
 
     def use(place, enabled):
@@ -98,7 +78,6 @@ def test_concurrent_threads_restore_jax_settings(folder):
     for thread in threads:
         thread.join()
     assert settings() == before
-    assert warnings.showwarning is shown and list(warnings.filters) == filters
 
 
 def test_compile_cache_contexts_may_exit_in_entry_order(folder):
@@ -115,7 +94,7 @@ def test_compile_cache_contexts_may_exit_in_entry_order(folder):
 @pytest.mark.slow
 def test_concurrent_fits_restore_jax_settings(folder, tmp_path):
     """Each of three runs waits at its first record for the others; one of them disables the cache."""
-    before, shown = dict(jax.config.values), warnings.showwarning
+    before = dict(jax.config.values)
     together, is_enabled = threading.Barrier(3, timeout=300), {}
 
     def train(seed):
@@ -143,5 +122,3 @@ def test_concurrent_fits_restore_jax_settings(folder, tmp_path):
     assert [run.summary["status"] for run in runs] == ["done"] * 3
     assert is_enabled == {0: False, 1: False, 2: False}
     assert dict(jax.config.values) == before
-    ours = [message for _, message, *_ in warnings.filters if message and message.pattern == compile_cache.PROBLEM]
-    assert warnings.showwarning is shown and not ours, "only the filters of imported libraries remain"
