@@ -230,7 +230,7 @@ def crossing() -> dict:
                 alone.append(time.perf_counter() - start)
             microseconds = lambda times: round(1e6 * statistics.median(times) / num_steps, 1)
             found[f"{bridge}_{num_envs}_envs"] = {"in_scan": microseconds(in_scan), "pool_alone": microseconds(alone)}
-            env.close()
+            env.host.close()
     return found
 
 

@@ -6,18 +6,19 @@ N environments step together, and T steps make a rollout. Comments give the shap
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array as Array  # exported for other modules
 from jax import ShapeDtypeStruct
 
-PyTree = Any
+from jaxrl_fast.host import AsyncPools, AtariProtocol, HostEnv, HostResource
+from jaxrl_fast.host import PyTree as PyTree
+
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
 SHARED_MEMORY_AXIS = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
 MAX_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
-AtariProtocol = Literal["", "dqn2015", "machado2018"]  # the published rules for episodes, rewards and scores
 
 
 @dataclass(frozen=True)  # not a tuple: spaces of different kinds are never equal
@@ -149,31 +150,17 @@ class TimeStep(NamedTuple):
     failed: Array | tuple[()] = ()  # [N] bool: the step gave nothing to learn from (envs.quarantine); (): none can
 
 
-class HostState(NamedTuple):
-    """A state outside of compiled programs, which a checkpoint keeps as arrays. No program may be running."""
+class View(NamedTuple):
+    """How environments are seen: by agents, whose actions and observations have one form, and by people."""
 
-    save: Callable[[], dict[str, Any] | str]  # numpy arrays by name, or why it cannot be saved
-    load: Callable[[Mapping[str, Any]], None]  # the arrays that `save` has returned
-
-
-class AsyncPools(NamedTuple):
-    """N environments in `num` pools of N / num each, with a step of a pool in two halves.
-
-    Each call takes the state that the previous call of any pool returned, so that calls keep their order. While
-    actions are pending, `reset` and `step` of the environment must not be called.
-    """
-
-    num: int
-    send: Callable[[int, PyTree, Array], PyTree]  # (pool, state, action [N / num, ...])
-    receive: Callable[[int, PyTree], tuple[PyTree, TimeStep]]  # (pool, state); the result of that action, [N / num]
-    overlap: bool = False  # the next rollout is collected during the update
-
-
-class WholeObs(NamedTuple):
-    """The observation that a video draws, where agents see another one. It has hidden parts with `render` only."""
-
-    spec: EnvSpec  # with the whole observation
-    read: Callable[[PyTree, PyTree], PyTree]  # (state, obs [N, ...] of agents) to whole observations [N, ...]
+    to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
+    encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
+    own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
+    whole_spec: EnvSpec | None = None  # of the observation that videos draw, if it differs from the agents'
+    whole_obs: Callable[[PyTree, PyTree], PyTree] = lambda state, obs: obs  # (state, obs [N, ...]) to that observation
+    info: tuple[str, ...] = ()  # lines for the user
+    warnings: tuple[str, ...] = ()  # lines about options that are probably mistakes
+    resize: Callable[[int, Any], Any] | None = None  # (N, `HostEnvConfig`) to an Env with N of these environments
 
 
 class Env(NamedTuple):
@@ -182,23 +169,22 @@ class Env(NamedTuple):
     reset: Callable[[Key], tuple[PyTree, TimeStep]]
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
-    on_device: bool = True  # False: pools on the host, which cannot be vmapped
+    host: HostEnv | None = None  # None: environments on the device, which can be vmapped
+    view: View = View()
     parallelism: Parallelism = Parallelism()
-    info: tuple[str, ...] = ()  # lines for the user
-    warnings: tuple[str, ...] = ()  # lines about options that are probably mistakes
-    protocol: AtariProtocol = ""
-    reseed: Callable[[int], None] = lambda number: None  # on the host: restart the episodes with another seed
-    open: Callable[[], None] = lambda: None  # create the host pools now; else they are created when first needed
-    close: Callable[[], None] = lambda: None  # destroy the pools: programs compiled with them must not run afterwards
-    host_state: HostState | None = None  # of host environments, in the middle of their episodes
-    render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
-    check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail
-    to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
-    encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
-    own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
-    whole_obs: WholeObs | None = None  # the observation for videos, if it differs from the agents'
-    pools: AsyncPools | None = None
-    resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config) to an Env with N of these environments
+
+    @property
+    def on_device(self) -> bool:
+        return self.host is None
+
+    @property
+    def protocol(self) -> AtariProtocol:
+        return self.host.protocol if self.host else ""
+
+    @property
+    def pools(self) -> AsyncPools | None:
+        """Return the asynchronous pools, or None."""
+        return self.host.pools if self.host else None
 
 
 class PolicyInput(NamedTuple):
@@ -249,19 +235,6 @@ class GradientSteps(NamedTuple):
     prepare: Callable[[PyTree, Rollout, Key], PyTree]  # (S, rollout, key) to U
     step: Callable[[PyTree, int | Array, int | Array], PyTree]  # (U, i, j) to U: gradient steps i to j - 1
     finalize: Callable[[PyTree], tuple[PyTree, Metrics]]  # U to S
-
-
-class HostResource(NamedTuple):
-    """A part of an agent's state that lies outside of the compiled program, such as a replay buffer on the disk."""
-
-    name: str  # of its folder in the run's folder
-    open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty, before a program runs that uses it
-    close: Callable[[], None]  # when no such program runs any more
-    save: Callable[[], Callable[[], dict[str, Any]]]  # record the state; the result writes the changes, in a thread
-    # Restores what `save` wrote, with "files" of name, bytes and sha256, perhaps "damaged"; lost rows, bool [R]
-    load: Callable[[Mapping[str, Any]], Any]
-    prune: Callable[[list[Mapping[str, Any]]], None]  # delete files that are in none of these and not in use
-    report: Callable[[], dict[str, float]]  # numbers about its contents and the time taken
 
 
 def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:

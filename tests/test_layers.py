@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # A file imports only packages to the left of its own, and its own package. `agents.configs` is below `agents`, so that
 # the command line is parsed without jax.
 ORDER = (
-    *("types", "utils", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl"),
+    *("host", "types", "utils", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl"),
     *(
         "replay",
         "agents.configs",

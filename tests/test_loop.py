@@ -16,6 +16,7 @@ from jaxrl_fast import agents, async_rollout, loop
 from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import ppo
 from jaxrl_fast.agents.ppo import Config, make
+from jaxrl_fast.envs import wrapper
 from jaxrl_fast.metrics.records import SCORES, summarize
 from jaxrl_fast.parallel import program
 from jaxrl_fast.rollout import scores_of
@@ -275,7 +276,7 @@ def test_overlap_makes_gradient_steps_between_send_and_receive():
         return (state, handle), row
 
     send = lambda i, state, action: (pools.send(i, state[0], action), record_call("send", state[1]))
-    env = env._replace(reset=reset, pools=pools._replace(send=send, receive=receive))
+    env = env._replace(reset=reset, host=wrapper.with_pools(env.host, send=send, receive=receive))
     learning = GradientSteps(
         num=6,
         prepare=lambda state, rollout, key: jnp.zeros(6),

@@ -84,7 +84,7 @@ def make(
         from jaxrl_fast.envs import previous
 
         env = previous.observe(env)
-    return env if env.resize else env._replace(resize=again)
+    return env if env.view.resize else env._replace(view=env.view._replace(resize=again))
 
 
 def is_physics(env_id: Any) -> bool:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs import spaces
-from jaxrl_fast.types import AtariProtocol, EnvSpec, HostEnvConfig, PyTree
+from jaxrl_fast.host import AtariProtocol
+from jaxrl_fast.types import EnvSpec, HostEnvConfig, PyTree
 
 
 class Row(NamedTuple):

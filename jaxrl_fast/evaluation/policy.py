@@ -161,7 +161,7 @@ class Decide(NamedTuple):
         if not _size(batch):
             raise ValueError("policy: obs is an empty batch; pass at least one observation")
         action, carry = self.explore(batch, carry, key) if explore and key is not None else self.exploit(batch, carry)
-        return self.env.to_env_action(action), carry
+        return self.env.view.to_env_action(action), carry
 
 
 def _size(batch: PyTree) -> int:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxrl_fast.host import HostResource
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import ring, sum_tree
 from jaxrl_fast.replay.host import host_store
@@ -20,7 +21,7 @@ from jaxrl_fast.replay.ring import ReplayConfig as ReplayConfig
 from jaxrl_fast.replay.ring import Ring
 from jaxrl_fast.replay.ring import Sample as Sample
 from jaxrl_fast.rl.off_policy import Draws as Draws
-from jaxrl_fast.types import EnvSpec, HostResource, Key, Parallelism, PyTree, Transition
+from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
 
 MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled
 

@@ -278,8 +278,8 @@ def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:
 
 
 def _resized(env: Env, num_envs: int, config: HostEnvConfig) -> Env:
-    assert env.resize, "envs.make provides it"
-    return env.resize(num_envs, config)
+    assert env.view.resize, "envs.make provides it"
+    return env.view.resize(num_envs, config)
 
 
 def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:

@@ -141,9 +141,8 @@ class CheckpointManager:
 
     def mark_eval_envs(self) -> Callable[[], None]:
         """Return a function that takes the environments of evaluations back to where they are now, if they can be."""
-        env = self.plan.eval_env
-        state = self._state_of(env)
-        return lambda: env.host_state.load(state) if env.host_state and state else None
+        host, state = self.plan.eval_env.host, self._state_of(self.plan.eval_env)
+        return lambda: host.load(state) if host and state else None
 
     def _states_of_envs(self) -> checkpoint.Arrays:
         """Return the states of host environments by name; nothing if some of them cannot be saved."""
@@ -153,10 +152,10 @@ class CheckpointManager:
 
     def _state_of(self, env: Env) -> checkpoint.Arrays:
         """Return the state of host environments; nothing if they reset at checkpoints or cannot be saved."""
-        if env.host_state is None or self.plan.settings.options.exact_resume:
+        if env.host is None or self.plan.settings.options.exact_resume:
             return {}
         try:
-            state = env.host_state.save()
+            state = env.host.save()
         except Exception as error:  # environments may raise anything
             warnings.warn(f"the state of {env.spec.id} is not saved ({why(error)})")
             return {}
@@ -179,14 +178,15 @@ class CheckpointManager:
         """Let host environments continue from their saved states. Return whether they do."""
         if not has_envs(saved):
             return False
-        for prefix, env in self._envs.items():
+        hosts = {prefix: env.host for prefix, env in self._envs.items() if env.host}
+        for prefix, host in hosts.items():
             state = {name.removeprefix(prefix): x for name, x in saved.arrays.items() if name.startswith(prefix)}
             try:
-                assert env.host_state, "its state was saved"
-                env.host_state.load(state)
+                host.load(state)
             except Exception as error:  # environments may raise anything, for example after changes of their code
-                warnings.warn(f"the state of {env.spec.id} cannot be restored ({why(error)}); its episodes are reset")
-                for one in self._envs.values():
+                env_id = self.plan.env.spec.id
+                warnings.warn(f"the state of {env_id} cannot be restored ({why(error)}); its episodes are reset")
+                for one in hosts.values():
                     one.reseed(saved.manifest["host"]["scores"]["updates"])
                 return False
         return True

@@ -114,7 +114,8 @@ def _rows(env_id: Any, options: Options, num_envs: int, seed: int, num_steps: in
         return jax.lax.scan(step, (state, timestep), keys)[1]
 
     try:
-        env.open()
+        if env.host:
+            env.host.open()
         start = jax.jit(env.reset)(key_of_seed(seed))
         compiled = play.lower(start).compile()
         began = time.perf_counter()
@@ -206,12 +207,12 @@ def _first_difference(one: Rows, other: Rows, num_envs: int = NUM_ENVS) -> str:
 
 def _of_saving(env: Any) -> Iterator[Finding]:
     """Yield a finding: whether a resumed run continues the episodes of host environments."""
-    if env.host_state is None:
+    if env.host is None:
         return
     try:
-        state = env.host_state.save()
+        state = env.host.save()
     finally:
-        env.close()
+        env.host.close()
     if isinstance(state, str):
         yield Finding("note", f"resume       starts new episodes: {state}")
     else:

@@ -20,13 +20,14 @@ from jaxrl_fast.utils.memory import format_bytes
 
 def open_envs(plan: Plan, terminal: Console) -> None:
     """Create the host environments: the program is compiled for their addresses."""
-    if plan.env.on_device:
+    if plan.env.host is None:
         return
     opened = [plan.env] if plan.settings.options.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
     count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
     with console.timed(terminal, f"making {formatting.counted(count, 'environment')}", "made"):
         for env in opened:
-            env.open()
+            assert env.host, "both run on the host"
+            env.host.open()
 
 
 @contextlib.contextmanager

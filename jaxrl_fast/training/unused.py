@@ -59,7 +59,7 @@ def _of_run(plan: Plan) -> list[Unused]:
     """Return the options of a run that may have no effect, and the replay option that depends on the storage."""
     options, env, has_files = plan.settings.options, plan.env, bool(plan.agent.resources)
     on_device, no_files = f"{env.spec.id} runs on the device", "no replay is in host memory or on disk"
-    has_workers = any("worker process" in line for line in env.info)
+    has_workers = env.host is not None and env.host.num_workers > 0
     num_episodes, in_sweep = options.eval_episodes, bool(plan.members)  # a sweep has other defaults
     num_eval_envs = [build.num_eval_envs(options, n, env.on_device) for n in (options.eval_envs, Options().eval_envs)]
     needs = f"{counted(num_episodes, 'episode')} need{'s' * (num_episodes == 1)} {counted(num_episodes, 'environment')}"

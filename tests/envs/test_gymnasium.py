@@ -76,7 +76,7 @@ def test_rows_match_gymnasium_sync_vector_env(config):
     steps = check_rows(env, gym_envs.Walk, lambda action: action + 5)
     both = steps.last & (steps.discount == 1), steps.last & (steps.discount == 0)
     assert all(kind.any() for kind in both), "terminations and truncations occur"
-    env.close()
+    env.host.close()
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1"])
@@ -87,7 +87,7 @@ def test_rows_of_registered_environments_match_gymnasium_sync_vector_env(name):
         check_rows(env, lambda: gymnasium.make(name), lambda action: (action * bound).astype(np.float32), 220)
     else:
         check_rows(env, lambda: gymnasium.make(name), lambda action: action, 220)
-    env.close()
+    env.host.close()
 
 
 def test_number_of_workers_does_not_change_trajectories():
@@ -96,7 +96,7 @@ def test_number_of_workers_does_not_change_trajectories():
     for workers in (0, 1, 3, 7):
         env = envs.make(f"{MODULE}:Walk", 7, TWO._replace(env_workers=workers))
         results.append(run(env, actions))
-        env.close()
+        env.host.close()
     for other in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, results[0], other)
 
@@ -127,7 +127,7 @@ def test_environments_differ_and_same_seed_reproduces_trajectories():
 def test_reseed_matches_environments_made_with_new_seed(config):
     env, actions = envs.make(f"{MODULE}:Walk", 4, config), np.zeros((3, 4), np.int32)
     before = run(env, actions)[0].obs
-    env.reseed(5)
+    env.host.reseed(5)
     after = run(env, actions)[0].obs
     assert not np.isin(before[:, 0], after[:, 0]).any()
     fresh = envs.make(f"{MODULE}:Walk", 4, config._replace(seed=(*SEED[:2], 5)))
@@ -287,7 +287,7 @@ def test_options_set_constructor_arguments_and_time_limit():
 )
 def test_make_rejects_wrong_name_or_option_with_one_line_message(make, options, says):
     with pytest.raises(ValueError) as raised:
-        envs.make(make, 2, LOCAL, **options).open()
+        envs.make(make, 2, LOCAL, **options).host.open()
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -425,7 +425,7 @@ def test_dead_or_hanging_worker_raises_fault_with_step(fault, says):
     if fault == "hang":
         assert processes[0].wait(10) == -signal.SIGKILL, "a hanging worker is killed"
     start = time.perf_counter()
-    env.close()
+    env.host.close()
     assert time.perf_counter() - start < 20 and all(process.poll() is not None for process in processes)
 
 
@@ -468,7 +468,7 @@ def test_no_process_of_environment_remains(fault, tmp_path):
             run(env, np.zeros((9, 4), np.int32))
     else:
         run(env, np.zeros((9, 4), np.int32))
-    env.close()
+    env.host.close()
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 5  # one environment was tried
     until = time.monotonic() + 5
@@ -481,15 +481,15 @@ def test_environment_in_use_cannot_be_used_again():
     """Also not by another pool, such as that of evaluation."""
     shared, says = gym_envs.Walk(), "must make a new environment in each call, got the same one twice"
     with pytest.raises(EnvFault, match=says):
-        envs.make(lambda: shared, 2, LOCAL).open()
+        envs.make(lambda: shared, 2, LOCAL).host.open()
     wrapped = lambda: gymnasium.wrappers.TimeLimit(shared, 9)
     one, other = (envs.make(make, 1, LOCAL) for make in (lambda: shared, wrapped))
-    one.open()
+    one.host.open()
     with pytest.raises(EnvFault, match=says):
-        other.open()
-    one.close()
-    other.open()
-    other.close()
+        other.host.open()
+    one.host.close()
+    other.host.open()
+    other.host.close()
 
 
 class Brief(gym_envs.Walk):
@@ -554,7 +554,7 @@ def test_render_returns_image_of_environment():
     for config in CONFIGS:
         env = envs.make(f"{MODULE}:Walk", 2, config._replace(render=True))
         run(env, np.zeros((1, 2), np.int32))
-        image = env.render()
+        image = env.host.render()
         assert image.shape == (48, 64, 3) and image.dtype == np.uint8 and (image == 255).any()
 
 
@@ -657,7 +657,7 @@ import os, sys, time
 from jaxrl_fast import envs
 from jaxrl_fast.types import HostEnvConfig
 env = envs.make("tests.helpers.gym_envs:Walk", 4, HostEnvConfig((0, 0, 0), env_workers=2), sleep=float(sys.argv[1]))
-env.open()
+env.host.open()
 from jaxrl_fast.envs import host_pool
 print(*(one.process.pid for one in host_pool.OPEN_POOLS[0].workers), flush=True)
 pool = host_pool.OPEN_POOLS[0]

@@ -155,18 +155,18 @@ def test_pool_continues_from_saved_host_state(workers):
     pools = [env.step.args[0].pools[0] for env in made]
     same = partial(jax.tree.map, np.testing.assert_array_equal)
     try:
-        other.host_state.load(one.host_state.save())
+        other.host.load(one.host.save())
         same(*(pool.reset() for pool in pools))
         for t in range(24):
             for pool in pools if t % 8 else pools[:1]:
                 pool.send(np.array([5, 6, 5 + t // 2 % 2]))
             if t % 8 == 0:
-                other.host_state.load(one.host_state.save())
+                other.host.load(one.host.save())
             rows = [pool.recv() for pool in pools]
             same(*rows)
     finally:
-        one.close()
-        other.close()
+        one.host.close()
+        other.host.close()
 
 
 SHORT: dict = dict(algo="ppo", num_envs=4, total_steps=320, eval_every=96, eval_episodes=4, save_every=0)

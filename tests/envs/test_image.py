@@ -85,7 +85,8 @@ def play(env, num_steps=T):
     try:
         first, steps = run(env, random_actions(env.spec, num_steps))
     finally:
-        env.close()
+        if env.host:
+            env.host.close()
     return np.concatenate([first.obs[None], steps.obs]), steps
 
 
@@ -115,7 +116,7 @@ def test_frame_stack_matches_queue_of_frames(shape, num_pools):
 
 
 def test_frame_stack_on_device_matches_expected_frames_after_resize():
-    env = envs.make(Ramp, 1, frame_stack=3).resize(2, HostEnvConfig())
+    env = envs.make(Ramp, 1, frame_stack=3).view.resize(2, HostEnvConfig())
     assert env.spec.num_envs == 2 and env.spec.obs.shape == (H, W, 3)
     found, _ = play(env, 7)
     expected = [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [0, 0, 0], [0, 0, 1]]
@@ -164,7 +165,7 @@ def test_python_environments_change_frames_on_host(shape, env_workers):
     assert env.spec.obs == jax.ShapeDtypeStruct((9, 10, 2), jnp.uint8) and env.spec.frame_stack == 2
     expected = image.change(image.Frames(True, (9, 10)), bare.reshape(-1, *whole.spec.obs.shape))
     np.testing.assert_array_equal(found[..., 1:], expected.reshape(9, N, 9, 10, 1))
-    (pool,) = env.open.args[0]
+    (pool,) = env.host.open.args[0]
     assert pool.rows.obs.shape == (N, 9, 10, 1)
 
 
@@ -215,7 +216,7 @@ def test_frame_skip_is_refused_with_action_masks(env, options):
         ValueError, match=r"^frame_skip: the action masks of \S+ may forbid an action .*, got 2; use 1$"
     ):
         envs.make(env, 2, frame_skip=2, **options)
-    envs.make(env, 2, frame_skip=1, **options).close()
+    assert envs.make(env, 2, frame_skip=1, **options).spec.has_action_mask
 
 
 def test_rollout_stores_single_frames_and_rebuilds_stacks():
@@ -229,7 +230,8 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
         try:
             return probes.experience(env, agent._replace(**changes), agent.init(jax.random.key(0)))
         finally:
-            env.close()
+            if env.host:
+                env.host.close()
 
     kept, whole = collect(), collect(compress_obs=lambda obs: obs)
     assert kept.steps.obs.newest.shape == (T, N, H, W, 3) and whole.steps.obs.shape == (T, N, H, W, 12)

@@ -47,7 +47,8 @@ def play(env, actions):
     try:
         first, steps = run(env, actions)
     finally:
-        env.close()
+        if env.host:
+            env.host.close()
     return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
 
 
@@ -117,9 +118,9 @@ def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
     run = fit(observe_previous=True, run_dir=str(tmp_path / "run"))
     trained = jaxrl_fast.load(run.folder)
     assert [x.shape for x in trained.env.spec.obs] == [(16,), (4,), (1,)]
-    assert [x.shape for x in trained.env.own_obs] == [(), (4,), (1,)]
+    assert [x.shape for x in trained.env.view.own_obs] == [(), (4,), (1,)]
     own = np.array([0, 5]), np.eye(4)[:2].astype(np.float32), np.zeros((2, 1), np.float32)
-    encoded = trained.env.encode_obs(own)
+    encoded = trained.env.view.encode_obs(own)
     np.testing.assert_array_equal(encoded[0], one_hot([0, 5], 16))
     assert run.export(to="stablehlo").is_dir()  # export checks its result against the policy
 

@@ -36,7 +36,7 @@ def assert_only_ends_differ(plain, terminating):
     "make",
     [
         partial(envs.make, "CartPole-v1", max_steps_in_episode=5),
-        lambda num_envs: envs.make("CartPole-v1", 1, max_steps_in_episode=5).resize(num_envs, HostEnvConfig()),
+        lambda num_envs: envs.make("CartPole-v1", 1, max_steps_in_episode=5).view.resize(num_envs, HostEnvConfig()),
         partial(envs.make, "envpool/CartPole-v1", max_episode_steps=5),
     ],
     ids=["gymnax", "resized", "envpool"],
@@ -48,7 +48,7 @@ def test_terminating_time_limit_sets_discount_zero_at_truncation(make):
 
 def test_terminating_time_limit_survives_resize():
     env = time_limit.terminating(envs.make("CartPole-v1", 2, max_steps_in_episode=5))
-    steps = play(env.resize(7, HostEnvConfig()))
+    steps = play(env.view.resize(7, HostEnvConfig()))
     assert steps.last.shape == (T, 7)
     np.testing.assert_array_equal(steps.discount, 1 - steps.last)
 

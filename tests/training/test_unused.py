@@ -107,7 +107,7 @@ def test_more_workers_than_environments_of_pool_are_named(num_envs, async_pools,
     made = planned(ON_HOST | {"num_envs": num_envs, "async_pools": async_pools, "env_workers": 5})
     said = f"--env-workers: a pool of {most} environments uses at most {most} workers, got 5; use {most}"
     assert unused.lines(made) == ([] if most is None else [said])
-    assert f"{most or 5} worker processes step the environments of each pool" in made.env.info
+    assert f"{most or 5} worker processes step the environments of each pool" in made.env.view.info
 
 
 def test_announce_warns_of_each_option_once_in_one_line(capsys):

@@ -20,7 +20,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: Host
     del host_config
     paddles.check_options(options)
     env = adapt(GAMES[name], num_envs, options, f"games/{name}", GAMES[name])
-    return env._replace(warnings=paddles.unused(options))
+    return env._replace(view=env.view._replace(warnings=paddles.unused(options)))
 
 
 def option_names(name: str) -> tuple[str, ...]:

@@ -49,11 +49,9 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
     num_workers = choose_num_workers(described, num, config)
     open_pool = functools.partial(_open, described, num_workers, config)
-    env = make_env(pool, open_pool, config, choose_bridge(described.source.env_id, config.bridge))
-    again = functools.partial(from_description, described)
-    steps = f"{num_workers} worker processes step" if num_workers > 1 else "1 worker process steps"
-    info = (f"{steps} the environments of each pool",) if num_workers else ()
-    return env._replace(resize=again, info=(*env.info, *info))
+    bridge = choose_bridge(described.source.env_id, config.bridge)
+    env = make_env(pool, open_pool, config, bridge, num_workers=num_workers)
+    return env._replace(view=env.view._replace(resize=functools.partial(from_description, described)))
 
 
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
