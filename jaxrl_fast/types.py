@@ -116,24 +116,6 @@ class EpisodeScore(NamedTuple):
     game_over: Array  # [N] bool: the game has ended with its last life, not only an episode at a lost life
 
 
-class HostEnvConfig(NamedTuple):
-    """The settings of host environments. Device environments ignore them: their random numbers come from PRNG keys."""
-
-    seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that distinguish training, evaluation and restarts
-    protocol: AtariProtocol = ""
-    bridge: str = "auto"  # how a compiled program calls a pool: "ffi", "callback", or "auto" for the fastest that works
-    num_async_pools: int = 0  # pools in each shard that step while the policy acts for the others; 0: synchronous
-    overlap: bool = False  # pools collect a whole rollout during the update before it
-    shard: int = 0  # index among num_shards with equally many environments; seeds do not depend on the split
-    num_shards: int = 1
-    env_workers: int | str = "auto"  # processes that step a pool of Python environments; 0: this process
-    env_timeout: float = 0.0  # seconds after which a worker process counts as stuck; 0: never
-    quarantine: bool = False  # numbers that are not finite end an episode, without an error; device environments too
-    hide: tuple[str, ...] = ()  # parts of the observation that agents do not see; device environments too
-    observe_previous: bool = False  # observations tell the previous action and reward; device environments too
-    render: bool = False  # images will be asked for
-
-
 class TimeStep(NamedTuple):
     """The result of a reset or a step of N environments.
 

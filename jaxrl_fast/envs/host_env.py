@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
 from jaxrl_fast.host import AsyncPools, HostEnv
 from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
-from jaxrl_fast.types import Env, EpisodeScore, HostEnvConfig, Key, Parallelism, PyTree, TimeStep, View
+from jaxrl_fast.types import Env, EpisodeScore, Key, Parallelism, PyTree, TimeStep, View
 
 
 class State(NamedTuple):
@@ -65,8 +66,8 @@ def make_env(
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))
     own_obs, encode_obs = spaces.own_observation(spec.visible(spec.raw_obs), obs, spec.encode)
-    num_pools, total = max(config.num_async_pools, 1), config.num_shards * max(config.num_async_pools, 1)
-    first = config.shard * num_pools
+    num_pools, total = max(config.num_async_pools, 1), config.shard.num * max(config.num_async_pools, 1)
+    first = config.shard.rank * num_pools
     pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))
     driver = Driver(spec, pools, tuple(map(make_bridge or callback_bridge, pools)))
     return Env(

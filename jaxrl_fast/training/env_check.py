@@ -83,9 +83,9 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
 
 def _make(env_id: Any, options: Options, num_envs: int, seed: int) -> Any:
     from jaxrl_fast import envs
-    from jaxrl_fast.types import HostEnvConfig
+    from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 
-    config = HostEnvConfig((seed, 0, 0), env_workers=0)  # in one process, so that environments can share a mistake
+    config = HostEnvConfig((seed, 0, 0), workers=Workers(0))  # in one process, so that environments can share a mistake
     return envs.make(env_id, num_envs, config, **options.env_options)
 
 

@@ -14,9 +14,9 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.config import resume
 from jaxrl_fast.envs import drawn
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig
 
 T, N = 60, 4
 

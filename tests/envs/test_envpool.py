@@ -28,6 +28,7 @@ from jaxrl_fast.config import load, resume
 from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import tasks
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.evaluation import saved_run
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.parallel import program
@@ -36,7 +37,7 @@ from jaxrl_fast.rollout import collect
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
-from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, PolicyInput, Transition
+from jaxrl_fast.types import Agent, Box, Decision, Discrete, PolicyInput, Transition
 from jaxrl_fast.utils.memory import nbytes
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
@@ -526,7 +527,7 @@ def test_arbitrary_action_arrays_are_rejected_or_stepped_without_crash():
     import functools, sys, warnings
     import jax, jax.numpy as jnp, numpy as np
     from jaxrl_fast import envs
-    from jaxrl_fast.types import HostEnvConfig
+    from jaxrl_fast.envs.host_config import HostEnvConfig
     warnings.simplefilter("ignore")
     chance = np.random.default_rng(0)
     refused = stepped = 0

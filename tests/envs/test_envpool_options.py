@@ -18,7 +18,8 @@ from jaxrl_fast import envs, train
 from jaxrl_fast.envs import host_pool, spaces
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import probe, qt, tasks
-from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Discrete, EnvSpec
 from jaxrl_fast.utils import devices
 
 KILLERS = [  # envpool itself aborts, faults, raises, or never returns

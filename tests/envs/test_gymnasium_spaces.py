@@ -10,9 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from jaxrl_fast import envs
 from jaxrl_fast.envs import gymnasium_spaces, spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
-from jaxrl_fast.types import HostEnvConfig
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 
-LOCAL = HostEnvConfig((0, 0, 0), env_workers=0)
+LOCAL = HostEnvConfig((0, 0, 0), workers=Workers(0))
 
 
 class Shown(gymnasium.Env):

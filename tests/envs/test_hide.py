@@ -16,9 +16,10 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import hide
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.evaluation import video
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig, View
+from jaxrl_fast.types import View
 from tests.helpers import probes
 from tests.helpers.gym_envs import Mixed
 from tests.helpers.host_envs import run
@@ -64,7 +65,9 @@ def play(env, actions):
 
 
 def config(names, num_pools=0, **others):
-    return HostEnvConfig((3, 0, 0), num_async_pools=num_pools, env_workers=0, hide=names, **others)
+    return HostEnvConfig(
+        (3, 0, 0), num_async_pools=num_pools, workers=Workers(0), wrappers=Wrappers(hide=names), **others
+    )
 
 
 def assert_same_task(steps, others):
@@ -109,11 +112,12 @@ def test_hide_removes_parts_of_nested_observation_by_path():
 
 
 def test_hide_removes_dict_entry_and_namedtuple_field_on_device():
-    env = envs.make(Record, 2, HostEnvConfig(hide=("arm/velocity", "step"))).view.resize(N, HostEnvConfig())
+    without = lambda *names: HostEnvConfig(wrappers=Wrappers(hide=names))
+    env = envs.make(Record, 2, without("arm/velocity", "step")).view.resize(N, HostEnvConfig())
     found, _ = play(env, np.zeros((3, N), np.int32))
     assert set(found) == {"arm"} and found["arm"].velocity is None
     np.testing.assert_array_equal(found["arm"].position[:, 0], [[0, 0], [1, 1], [2, 2], [3, 3]])
-    assert envs.make(Record, N, HostEnvConfig(hide=("arm",))).spec.obs.keys() == {"step"}
+    assert envs.make(Record, N, without("arm")).spec.obs.keys() == {"step"}
 
 
 def test_hide_applies_to_async_pools_and_shards():

@@ -13,10 +13,11 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs, train
 from jaxrl_fast.envs import host_env, host_pool
+from jaxrl_fast.envs.host_config import HostEnvConfig, Shard
 from jaxrl_fast.envs.host_pool import PoolSpec, Row, seeds_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
+from jaxrl_fast.types import Discrete, EnvSpec
 
 SEED = (7, 0, 0)
 FIRST_ACTION = 5  # the environment's actions are 5, 6 and 7
@@ -210,7 +211,7 @@ def test_number_of_async_pools_does_not_change_trajectories(num_pools):
 
 def test_shards_use_disjoint_seeds():
     for shard in range(2):
-        config = CONFIG._replace(shard=shard, num_shards=2, num_async_pools=2)
+        config = CONFIG._replace(shard=Shard(shard, 2), num_async_pools=2)
         envs.make("counting/Up-v0", 4, config).host.open()
     assert opened() == seeds_of(SEED, 8) and len(set(opened())) == 8
 

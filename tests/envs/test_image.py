@@ -14,8 +14,8 @@ from PIL import Image
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs import frames, image
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 from jaxrl_fast.rl import frame_stack
-from jaxrl_fast.types import HostEnvConfig
 from tests.helpers import gym_envs, probes
 from tests.helpers.host_envs import random_actions, run
 
@@ -102,7 +102,7 @@ def stacked(frames, last, num_frames):
 
 @pytest.mark.parametrize(("shape", "num_pools"), [((H, W, 3), 0), ((H, W), 3), ((3, H, W), 0)])
 def test_frame_stack_matches_queue_of_frames(shape, num_pools):
-    config = HostEnvConfig(seed=(3, 0, 0), num_async_pools=num_pools, env_workers=0)
+    config = HostEnvConfig(seed=(3, 0, 0), num_async_pools=num_pools, workers=Workers(0))
     bare, steps = play(envs.make(partial(Noise, shape), N, config))
     env = envs.make(partial(Noise, shape), N, config, frame_stack="4")
     assert env.spec.frame_stack == 4 and env.spec.obs.shape == (H, W, 4 if len(shape) == 2 else 12)
@@ -157,7 +157,7 @@ def test_gray_and_resize_on_host_match_device_bitwise(size, new):
 @pytest.mark.parametrize("env_workers", [0, 2])
 def test_python_environments_change_frames_on_host(shape, env_workers):
     """A pool holds small frames, which are those that the device makes of whole ones."""
-    config = HostEnvConfig(seed=(3, 0, 0), env_workers=env_workers)
+    config = HostEnvConfig(seed=(3, 0, 0), workers=Workers(env_workers))
     whole = envs.make(partial(Noise, shape), N, config)
     bare, _ = play(whole, 8)
     env = envs.make(partial(Noise, shape), N, config, gray=True, resize="9x10", frame_stack=2)
@@ -283,6 +283,6 @@ def test_environment_option_takes_precedence_over_image_option():
 
 
 def test_resize_to_same_size_keeps_frames_of_async_pools():
-    config = HostEnvConfig((3, 0, 0), num_async_pools=3, env_workers=0)
+    config = HostEnvConfig((3, 0, 0), num_async_pools=3, workers=Workers(0))
     (bare, _), (found, _) = (play(envs.make(Noise, N, config, **o), 3) for o in ({}, {"resize": "18x20"}))
     np.testing.assert_array_equal(found, bare)

@@ -11,7 +11,8 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs import previous
-from jaxrl_fast.types import HostEnvConfig, MultiDiscrete
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.types import MultiDiscrete
 from tests.helpers import probes
 from tests.helpers.gym_envs import Mixed
 from tests.helpers.host_envs import random_actions, run
@@ -39,7 +40,8 @@ class Drive(gymnasium.Env):
 
 
 def make(env_id, observes, num_pools=0, num_envs=N, **options):
-    config = HostEnvConfig((3, 0, 0), num_async_pools=num_pools, env_workers=0, observe_previous=observes)
+    wrappers = Wrappers(observe_previous=observes)
+    config = HostEnvConfig((3, 0, 0), num_async_pools=num_pools, workers=Workers(0), wrappers=wrappers)
     return envs.make(env_id, num_envs, config, **options)
 
 

@@ -13,10 +13,11 @@ from gymnax.environments import spaces
 import jaxrl_fast
 from jaxrl_fast import async_rollout, envs, rollout
 from jaxrl_fast.envs import quarantine, time_limit
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.host import HostEnv
 from jaxrl_fast.replay import ring
 from jaxrl_fast.training import evaluator
-from jaxrl_fast.types import Agent, Decision, Discrete, HostEnvConfig, Transition, View
+from jaxrl_fast.types import Agent, Decision, Discrete, Transition, View
 from tests.helpers import probes
 from tests.helpers.gym_envs import Walk
 from tests.helpers.runs import records
@@ -219,7 +220,7 @@ def test_resize_and_terminating_time_limit_keep_quarantine():
 @pytest.mark.parametrize(("fault", "num_workers"), [("nan", 0), ("nan", 2), ("reward nan", 0), ("reward huge", 0)])
 def test_gymnasium_pool_resets_after_failed_step(fault, num_workers):
     """Step 3 of each episode fails. Each episode gives two valid rows, the failed row, and the reset row."""
-    config = HostEnvConfig(seed=(0,), env_workers=num_workers, quarantine=True)
+    config = HostEnvConfig(seed=(0,), workers=Workers(num_workers), wrappers=Wrappers(quarantine=True))
     env = envs.make(Walk, 2, config, size=9.0, fault=fault, fault_at=3)
     try:
         _, experience, metrics = play(env, 12)

@@ -11,8 +11,8 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import time_limit
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig
 from tests.helpers import probes
 
 T = 24

@@ -10,8 +10,9 @@ from hypothesis import given
 
 from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents import configs
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.rl import frame_stack
-from jaxrl_fast.types import HostEnvConfig, Rollout, Transition
+from jaxrl_fast.types import Rollout, Transition
 from tests.helpers.histories import CASES, STACKED, history, same, seeds
 
 pytestmark = pytest.mark.unit
