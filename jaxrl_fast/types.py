@@ -3,9 +3,7 @@
 N environments step together, and T steps make a rollout. Comments give the shape of each array in brackets.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,68 +12,15 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast.host import AsyncPools, AtariProtocol, HostEnv, HostResource
 from jaxrl_fast.host import PyTree as PyTree
+from jaxrl_fast.spaces import Box as Box
+from jaxrl_fast.spaces import Discrete as Discrete
+from jaxrl_fast.spaces import MultiDiscrete as MultiDiscrete
+from jaxrl_fast.spaces import Space as Space
 
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
 SHARED_MEMORY_AXIS = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
 MAX_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
-
-
-@dataclass(frozen=True)  # not a tuple: spaces of different kinds are never equal
-class Discrete:
-    """A space of `num` actions: int32 [] in [0, num)."""
-
-    num: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def num_outputs(self) -> int:
-        """Return the number of network outputs that a distribution over the space requires."""
-        return self.num
-
-    def zeros(self, *batch: int) -> Array:
-        """Return int32 zeros [*batch]."""
-        return jax.numpy.zeros(batch, jax.numpy.int32)
-
-
-@dataclass(frozen=True)
-class MultiDiscrete:
-    """A space of k independent choices: int32 [k], entry i in [0, nums[i])."""
-
-    nums: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.nums),)
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(self.nums)
-
-    def zeros(self, *batch: int) -> Array:
-        """Return int32 zeros [*batch, k]."""
-        return jax.numpy.zeros((*batch, *self.shape), jax.numpy.int32)
-
-
-@dataclass(frozen=True)
-class Box:
-    """A space of arrays: float32 [*shape] in [-1, 1]; the adapter scales them to the environment's own bounds."""
-
-    shape: tuple[int, ...]
-
-    @property
-    def num_outputs(self) -> int:
-        return math.prod(self.shape)
-
-    def zeros(self, *batch: int) -> Array:
-        """Return float32 zeros [*batch, *shape]."""
-        return jax.numpy.zeros((*batch, *self.shape), jax.numpy.float32)
-
-
-Space = Discrete | MultiDiscrete | Box
 
 
 class EnvSpec(NamedTuple):
@@ -224,6 +169,22 @@ def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
     return jax.random.split(key, num_steps)
 
 
+class Learning(NamedTuple):
+    """What some agents need around `update`."""
+
+    compress_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations [N, ...] to the form stored for `update`
+    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S to S when all environments restart mid-episode
+    gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap
+    resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host
+
+
+class AgentPlayers(NamedTuple):
+    """What an agent for environments with several players has."""
+
+    of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
+    is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
+
+
 class Agent(NamedTuple):
     """A learning algorithm, as pure functions of a state S that it defines."""
 
@@ -234,11 +195,8 @@ class Agent(NamedTuple):
     rollout_length: int  # T
     sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N) to noise for T decisions, [T, ...]
     initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode
-    compress_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations [N, ...] to the form stored for `update`
     policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with () for parts that acting does not use
-    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S to S when all environments restart mid-episode
-    gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap
-    of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
-    is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
-    resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host
+    parameters: Callable[[PyTree], PyTree] = lambda state: state  # S to the parts that are learned and must stay finite
+    learning: Learning = Learning()
+    players: AgentPlayers = AgentPlayers()
     forget: Callable[[PyTree, Any], PyTree] = lambda state, lost: state  # (S, what a resource has lost) to S

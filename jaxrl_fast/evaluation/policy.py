@@ -69,8 +69,8 @@ def load(
 
 def player_agent(agent: Agent, player: int) -> Agent:
     """Return the agent that acts for one player of a run whose environment has players."""
-    assert agent.of_player, "`players` makes such agents"
-    return agent.of_player(player)
+    assert agent.players.of_player, "`players` makes such agents"
+    return agent.players.of_player(player)
 
 
 def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy | RecurrentPolicy":

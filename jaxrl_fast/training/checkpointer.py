@@ -12,7 +12,7 @@ from jaxrl_fast import loop
 from jaxrl_fast.config import settings
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.metrics import tracker
-from jaxrl_fast.parallel.program import PARAMETERS, Program
+from jaxrl_fast.parallel.program import Program
 from jaxrl_fast.runs import checkpoint, checkpoint_saver, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Env, PyTree
@@ -35,7 +35,9 @@ class CheckpointManager:
     def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
         self.plan, self.tracker = plan, metrics
-        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep_checkpoints, plan.agent.resources)
+        self.saver = checkpoint_saver.Saver(
+            plan.folder / CHECKPOINTS, options.keep_checkpoints, plan.agent.learning.resources
+        )
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
@@ -103,7 +105,9 @@ class CheckpointManager:
         num_seeds = len(self.tracker.diverged)
         arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
         needed = checkpoint.names({"agent": self.plan.agent.policy_state(state.agent)})
-        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed})
+        parameters = {id(x) for x in jax.tree.leaves(self.plan.agent.parameters(state.agent))}
+        learned = {name for name, x in needed.items() if id(x) in parameters}
+        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed}, learned)
         if bad is not None:
             return bad
         self.num_begun += 1
@@ -130,7 +134,7 @@ class CheckpointManager:
     def open_resources(self) -> None:
         """Open the agent's host resources, empty. Delete what no checkpoint names, and what is half written."""
         self.saver.remove_leftovers()
-        for resource in self.plan.agent.resources:
+        for resource in self.plan.agent.learning.resources:
             resource.open(self.plan.folder / resource.name)
         self.saver.prune()
 
@@ -164,7 +168,7 @@ class CheckpointManager:
     def _restore_resources(self, saved: checkpoint.Checkpoint, agent_state: PyTree) -> PyTree:
         """Load the agent's host resources. Return the agent's state, without lost rows."""
         agent = self.plan.agent
-        lost = [x.load(saved.manifest[checkpoint.RESOURCES][x.name]) for x in agent.resources]
+        lost = [x.load(saved.manifest[checkpoint.RESOURCES][x.name]) for x in agent.learning.resources]
         if not any(rows.any() for rows in lost):
             return agent_state
         num_lost, num_rows = sum(int(rows.sum()) for rows in lost), sum(len(rows) for rows in lost)
@@ -198,7 +202,7 @@ class CheckpointManager:
         if folder is not None and folder.is_dir():
             self.saver.mark(folder, best["eval_return_mean"])
 
-    def _not_finite(self, arrays: checkpoint.Arrays) -> tuple[int, str] | None:
+    def _not_finite(self, arrays: checkpoint.Arrays, learned: set[str]) -> tuple[int, str] | None:
         """Return the first seed that newly has a NaN or an infinite parameter, and the array's name."""
         diverged = self.tracker.diverged
         for i in range(len(diverged)):
@@ -206,7 +210,7 @@ class CheckpointManager:
                 if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":
                     continue
                 one = x[i] if len(diverged) > 1 else x
-                wrong = ~np.isfinite(one) if PARAMETERS in name else np.isnan(one)
+                wrong = ~np.isfinite(one) if name in learned else np.isnan(one)
                 if wrong.any():
                     return i, name
         return None

@@ -52,7 +52,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
         if not options.resume:
             write_config(plan)
         with contextlib.ExitStack() as while_training:
-            use_cache = options.compile_cache and plan.env.on_device and not plan.agent.resources
+            use_cache = options.compile_cache and plan.env.on_device and not plan.agent.learning.resources
             cache = while_training.enter_context(compile_cache.compile_cache(use_cache))
             while_training.enter_context(progress.recording())
             while_training.enter_context(original_errors())

@@ -57,7 +57,7 @@ def reasons(rows: Iterable[Unused]) -> dict[str, str]:
 
 def _of_run(plan: Plan) -> list[Unused]:
     """Return the options of a run that may have no effect, and the replay option that depends on the storage."""
-    options, env, has_files = plan.settings.options, plan.env, bool(plan.agent.resources)
+    options, env, has_files = plan.settings.options, plan.env, bool(plan.agent.learning.resources)
     on_device, no_files = f"{env.spec.id} runs on the device", "no replay is in host memory or on disk"
     has_workers = env.host is not None and env.host.num_workers > 0
     num_episodes, in_sweep = options.eval_episodes, bool(plan.members)  # a sweep has other defaults
@@ -92,7 +92,7 @@ def _of_agent(plan: Plan, agent: Any) -> dict[str, str]:
 
 def _missing(plan: Plan, agent: Any) -> list[Unused]:
     """Return the situations that `only` of an option may name, and whether the run lacks them."""
-    spec, split, updates = plan.env.spec, plan.env.parallelism, plan.agent.gradient_steps
+    spec, split, updates = plan.env.spec, plan.env.parallelism, plan.agent.learning.gradient_steps
     num_acting = spec.num_envs * split.num_shards // split.num_pools
     has_image = any(len(part.shape) in (2, 3) for part in jax.tree.leaves(spec.obs))
     is_current = not plan.settings.options.async_pools  # no step of a rollout is by an older policy

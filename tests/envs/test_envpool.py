@@ -37,7 +37,7 @@ from jaxrl_fast.rollout import collect
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
-from jaxrl_fast.types import Agent, Box, Decision, Discrete, PolicyInput, Transition
+from jaxrl_fast.types import Agent, Box, Decision, Discrete, Learning, PolicyInput, Transition
 from jaxrl_fast.utils.memory import nbytes
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
@@ -258,7 +258,7 @@ def test_async_pools_match_synchronous_pool_across_updates(num_pools, path):
         rollout_length=num_steps, network="mlp", hidden_sizes=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
     )
     agent = agents.load("ppo").make(config, env.spec, 3)
-    whole = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
+    whole = agent._replace(learning=Learning(lambda obs: (agent.learning.compress_obs(obs), obs)))
 
     def update(state, key):
         actors, experience, scores = loop.act(env, whole, state.agent, state.actors, key)

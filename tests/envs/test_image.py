@@ -16,6 +16,7 @@ from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs import frames, image
 from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 from jaxrl_fast.rl import frame_stack
+from jaxrl_fast.types import Learning
 from tests.helpers import gym_envs, probes
 from tests.helpers.host_envs import random_actions, run
 
@@ -233,7 +234,7 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
             if env.host:
                 env.host.close()
 
-    kept, whole = collect(), collect(compress_obs=lambda obs: obs)
+    kept, whole = collect(), collect(learning=Learning())
     assert kept.steps.obs.newest.shape == (T, N, H, W, 3) and whole.steps.obs.shape == (T, N, H, W, 12)
     rows, frames = frame_stack.encode_rollout(4, kept)
     decoded = jax.jit(frame_stack.decode, static_argnums=0)(4, frames, rows)
