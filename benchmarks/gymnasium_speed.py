@@ -204,12 +204,12 @@ def crossing() -> dict:
 
     from jaxrl_fast import envs
     from jaxrl_fast.envs import host_pool
-    from jaxrl_fast.types import HostEnvConfig
+    from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 
     num_steps, found = 1000, {}
     for num_envs in (8, 64):
         for bridge in ("ffi", "callback"):
-            env = envs.make("gymnasium/CartPole-v1", num_envs, HostEnvConfig(env_workers=0, bridge=bridge))
+            env = envs.make("gymnasium/CartPole-v1", num_envs, HostEnvConfig(workers=Workers(0), bridge=bridge))
             actions = jnp.zeros((num_steps, num_envs), jnp.int32)
             play = lambda actions, env=env: jax.lax.scan(env.step, env.reset(jax.random.key(0))[0], actions)[
                 1
@@ -230,7 +230,7 @@ def crossing() -> dict:
                 alone.append(time.perf_counter() - start)
             microseconds = lambda times: round(1e6 * statistics.median(times) / num_steps, 1)
             found[f"{bridge}_{num_envs}_envs"] = {"in_scan": microseconds(in_scan), "pool_alone": microseconds(alone)}
-            env.close()
+            env.host.close()
     return found
 
 

@@ -41,7 +41,7 @@ class Contender:
         self.agent = build.make_agent(settings.agent, algorithm, env, NUM_UPDATES)
         self.per_update = self.agent.rollout_length * settings.options.num_envs
         self.buffers = []
-        for resource in self.agent.resources:
+        for resource in self.agent.learning.resources:
             (folder / store).mkdir()
             resource.open(folder / store / resource.name)
             self.buffers.append(resource.open.__self__)
@@ -86,7 +86,7 @@ def main() -> None:
             case |= {"read_ms": round(1000 * of("read") / num_updates, 2)}
             report.add("cases", case)
         for contender in made.values():
-            for resource in contender.agent.resources:
+            for resource in contender.agent.learning.resources:
                 resource.close()
     print(f"written to {report.path}")
 

@@ -23,7 +23,8 @@ from jax.experimental import io_callback
 
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
-from jaxrl_fast.types import AsyncPools, Env
+from jaxrl_fast.host import AsyncPools, HostEnv
+from jaxrl_fast.types import Env
 
 ANSWER_S = 0.01
 CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden_sizes=(512, 512))
@@ -92,7 +93,9 @@ def delay_answers(env: Env, in_flight: bool, overlap: bool) -> Env:
         return (state, (handle, action)), timestep
 
     step = lambda state, action: receive(0, send(0, state, action))
-    return env._replace(reset=reset, step=step, pools=AsyncPools(1, send, receive, overlap) if in_flight else None)
+    return env._replace(
+        reset=reset, step=step, host=HostEnv(pools=AsyncPools(1, send, receive, overlap) if in_flight else None)
+    )
 
 
 if __name__ == "__main__":

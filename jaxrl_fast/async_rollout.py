@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.host import AsyncPools
 from jaxrl_fast.rollout import Actors, Policy, as_rollout, follow, policy_input, reset, scores_of
-from jaxrl_fast.types import Agent, Array, AsyncPools, Decision, Env, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import Agent, Array, Decision, Env, Key, Metrics, PyTree, Rollout
 from jaxrl_fast.utils.random import key_of_seed
 
 
@@ -39,7 +40,7 @@ def on_paper(env: Env) -> Env:
     each = env.spec.num_envs // env.pools.num
     answer = lambda: jax.tree.map(lambda x: x[:each], env.reset(key_of_seed(0))[1])
     pools = env.pools._replace(send=lambda i, state, action: state, receive=lambda i, state: (state, answer()))
-    return env._replace(pools=pools)
+    return env._replace(host=env.host and env.host._replace(pools=pools))
 
 
 def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:

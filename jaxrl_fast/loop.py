@@ -54,7 +54,7 @@ def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, t
 
 def train_step_overlapped(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
     """Collect a rollout while the agent learns from the previous one. The policy that acts is one update old."""
-    learning, actors, before = agent.gradient_steps, state.actors, state.rollout
+    learning, actors, before = agent.learning.gradient_steps, state.actors, state.rollout
     assert learning and isinstance(actors, async_rollout.AsyncActors) and isinstance(before, Rollout)  # by the plan
     key_noise, key_update, key = jax.random.split(state.key, 3)
     num_gradient_steps = jnp.where(state.num_updates > 0, learning.num, 0)  # before the first rollout

@@ -112,7 +112,7 @@ def follow(
     carry = jax.tree.map(partial(_where, ~valid), initial_carry(agent, len(now.last)), decision.carry)
     score, length = actors.score + reward, actors.length + valid
     row = Transition(
-        agent.compress_obs(now.obs),
+        agent.learning.compress_obs(now.obs),
         decision.action,
         after.reward,
         after.discount,
@@ -149,7 +149,7 @@ def scores_of_games(
     Of player "left", "return_sum/left" is the sum over the "episodes/left" that ended and in which it is scored.
     """
     players, num_rows = env.spec.players, over.shape[1]
-    is_scored = agent.is_scored(num_rows) if agent.is_scored else np.ones(num_rows, bool)
+    is_scored = agent.players.is_scored(num_rows) if agent.players.is_scored else np.ones(num_rows, bool)
     num_scored = int(is_scored.sum()) // env.spec.num_games  # players of each game
     in_game, over = valid.reshape(len(valid), len(players), -1).any(axis=1), over & is_scored[None]
     found = scores_of(in_game, over, score, length, failed)

@@ -3,78 +3,24 @@
 N environments step together, and T steps make a rollout. Comments give the shape of each array in brackets.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array as Array  # exported for other modules
 from jax import ShapeDtypeStruct
 
-PyTree = Any
+from jaxrl_fast.host import AsyncPools, AtariProtocol, HostEnv, HostResource
+from jaxrl_fast.host import PyTree as PyTree
+from jaxrl_fast.spaces import Box as Box
+from jaxrl_fast.spaces import Discrete as Discrete
+from jaxrl_fast.spaces import MultiDiscrete as MultiDiscrete
+from jaxrl_fast.spaces import Space as Space
+
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
 SHARED_MEMORY_AXIS = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
 MAX_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
-AtariProtocol = Literal["", "dqn2015", "machado2018"]  # the published rules for episodes, rewards and scores
-
-
-@dataclass(frozen=True)  # not a tuple: spaces of different kinds are never equal
-class Discrete:
-    """A space of `num` actions: int32 [] in [0, num)."""
-
-    num: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def num_outputs(self) -> int:
-        """Return the number of network outputs that a distribution over the space requires."""
-        return self.num
-
-    def zeros(self, *batch: int) -> Array:
-        """Return int32 zeros [*batch]."""
-        return jax.numpy.zeros(batch, jax.numpy.int32)
-
-
-@dataclass(frozen=True)
-class MultiDiscrete:
-    """A space of k independent choices: int32 [k], entry i in [0, nums[i])."""
-
-    nums: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.nums),)
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(self.nums)
-
-    def zeros(self, *batch: int) -> Array:
-        """Return int32 zeros [*batch, k]."""
-        return jax.numpy.zeros((*batch, *self.shape), jax.numpy.int32)
-
-
-@dataclass(frozen=True)
-class Box:
-    """A space of arrays: float32 [*shape] in [-1, 1]; the adapter scales them to the environment's own bounds."""
-
-    shape: tuple[int, ...]
-
-    @property
-    def num_outputs(self) -> int:
-        return math.prod(self.shape)
-
-    def zeros(self, *batch: int) -> Array:
-        """Return float32 zeros [*batch, *shape]."""
-        return jax.numpy.zeros((*batch, *self.shape), jax.numpy.float32)
-
-
-Space = Discrete | MultiDiscrete | Box
 
 
 class EnvSpec(NamedTuple):
@@ -115,24 +61,6 @@ class EpisodeScore(NamedTuple):
     game_over: Array  # [N] bool: the game has ended with its last life, not only an episode at a lost life
 
 
-class HostEnvConfig(NamedTuple):
-    """The settings of host environments. Device environments ignore them: their random numbers come from PRNG keys."""
-
-    seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that distinguish training, evaluation and restarts
-    protocol: AtariProtocol = ""
-    bridge: str = "auto"  # how a compiled program calls a pool: "ffi", "callback", or "auto" for the fastest that works
-    num_async_pools: int = 0  # pools in each shard that step while the policy acts for the others; 0: synchronous
-    overlap: bool = False  # pools collect a whole rollout during the update before it
-    shard: int = 0  # index among num_shards with equally many environments; seeds do not depend on the split
-    num_shards: int = 1
-    env_workers: int | str = "auto"  # processes that step a pool of Python environments; 0: this process
-    env_timeout: float = 0.0  # seconds after which a worker process counts as stuck; 0: never
-    quarantine: bool = False  # numbers that are not finite end an episode, without an error; device environments too
-    hide: tuple[str, ...] = ()  # parts of the observation that agents do not see; device environments too
-    observe_previous: bool = False  # observations tell the previous action and reward; device environments too
-    render: bool = False  # images will be asked for
-
-
 class TimeStep(NamedTuple):
     """The result of a reset or a step of N environments.
 
@@ -149,31 +77,17 @@ class TimeStep(NamedTuple):
     failed: Array | tuple[()] = ()  # [N] bool: the step gave nothing to learn from (envs.quarantine); (): none can
 
 
-class HostState(NamedTuple):
-    """A state outside of compiled programs, which a checkpoint keeps as arrays. No program may be running."""
+class View(NamedTuple):
+    """How environments are seen: by agents, whose actions and observations have one form, and by people."""
 
-    save: Callable[[], dict[str, Any] | str]  # numpy arrays by name, or why it cannot be saved
-    load: Callable[[Mapping[str, Any]], None]  # the arrays that `save` has returned
-
-
-class AsyncPools(NamedTuple):
-    """N environments in `num` pools of N / num each, with a step of a pool in two halves.
-
-    Each call takes the state that the previous call of any pool returned, so that calls keep their order. While
-    actions are pending, `reset` and `step` of the environment must not be called.
-    """
-
-    num: int
-    send: Callable[[int, PyTree, Array], PyTree]  # (pool, state, action [N / num, ...])
-    receive: Callable[[int, PyTree], tuple[PyTree, TimeStep]]  # (pool, state); the result of that action, [N / num]
-    overlap: bool = False  # the next rollout is collected during the update
-
-
-class WholeObs(NamedTuple):
-    """The observation that a video draws, where agents see another one. It has hidden parts with `render` only."""
-
-    spec: EnvSpec  # with the whole observation
-    read: Callable[[PyTree, PyTree], PyTree]  # (state, obs [N, ...] of agents) to whole observations [N, ...]
+    to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
+    encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
+    own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
+    whole_spec: EnvSpec | None = None  # of the observation that videos draw, if it differs from the agents'
+    whole_obs: Callable[[PyTree, PyTree], PyTree] = lambda state, obs: obs  # (state, obs [N, ...]) to that observation
+    info: tuple[str, ...] = ()  # lines for the user
+    warnings: tuple[str, ...] = ()  # lines about options that are probably mistakes
+    resize: Callable[[int, Any], Any] | None = None  # (N, `HostEnvConfig`) to an Env with N of these environments
 
 
 class Env(NamedTuple):
@@ -182,23 +96,22 @@ class Env(NamedTuple):
     reset: Callable[[Key], tuple[PyTree, TimeStep]]
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
-    on_device: bool = True  # False: pools on the host, which cannot be vmapped
+    host: HostEnv | None = None  # None: environments on the device, which can be vmapped
+    view: View = View()
     parallelism: Parallelism = Parallelism()
-    info: tuple[str, ...] = ()  # lines for the user
-    warnings: tuple[str, ...] = ()  # lines about options that are probably mistakes
-    protocol: AtariProtocol = ""
-    reseed: Callable[[int], None] = lambda number: None  # on the host: restart the episodes with another seed
-    open: Callable[[], None] = lambda: None  # create the host pools now; else they are created when first needed
-    close: Callable[[], None] = lambda: None  # destroy the pools: programs compiled with them must not run afterwards
-    host_state: HostState | None = None  # of host environments, in the middle of their episodes
-    render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
-    check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail
-    to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
-    encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
-    own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
-    whole_obs: WholeObs | None = None  # the observation for videos, if it differs from the agents'
-    pools: AsyncPools | None = None
-    resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config) to an Env with N of these environments
+
+    @property
+    def on_device(self) -> bool:
+        return self.host is None
+
+    @property
+    def protocol(self) -> AtariProtocol:
+        return self.host.protocol if self.host else ""
+
+    @property
+    def pools(self) -> AsyncPools | None:
+        """Return the asynchronous pools, or None."""
+        return self.host.pools if self.host else None
 
 
 class PolicyInput(NamedTuple):
@@ -251,21 +164,25 @@ class GradientSteps(NamedTuple):
     finalize: Callable[[PyTree], tuple[PyTree, Metrics]]  # U to S
 
 
-class HostResource(NamedTuple):
-    """A part of an agent's state that lies outside of the compiled program, such as a replay buffer on the disk."""
-
-    name: str  # of its folder in the run's folder
-    open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty, before a program runs that uses it
-    close: Callable[[], None]  # when no such program runs any more
-    save: Callable[[], Callable[[], dict[str, Any]]]  # record the state; the result writes the changes, in a thread
-    load: Callable[[Mapping[str, Any]], None]  # restores what `save` wrote, with "files" of name, bytes and sha256
-    prune: Callable[[list[Mapping[str, Any]]], None]  # delete files that are in none of these and not in use
-    report: Callable[[], dict[str, float]]  # numbers about its contents and the time taken
-
-
 def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
     """Return a PRNG key for each of T steps: the default noise of an agent."""
     return jax.random.split(key, num_steps)
+
+
+class Learning(NamedTuple):
+    """What some agents need around `update`."""
+
+    compress_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations [N, ...] to the form stored for `update`
+    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S to S when all environments restart mid-episode
+    gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap
+    resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host
+
+
+class AgentPlayers(NamedTuple):
+    """What an agent for environments with several players has."""
+
+    of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
+    is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
 
 
 class Agent(NamedTuple):
@@ -278,10 +195,7 @@ class Agent(NamedTuple):
     rollout_length: int  # T
     sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N) to noise for T decisions, [T, ...]
     initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode
-    compress_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations [N, ...] to the form stored for `update`
     policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with () for parts that acting does not use
-    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S to S when all environments restart mid-episode
-    gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap
-    of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
-    is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
-    resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host
+    parameters: Callable[[PyTree], PyTree] = lambda state: state  # S to the parts that are learned and must stay finite
+    learning: Learning = Learning()
+    players: AgentPlayers = AgentPlayers()

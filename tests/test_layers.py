@@ -19,20 +19,9 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # A file imports only packages to the left of its own, and its own package. `agents.configs` is below `agents`, so that
 # the command line is parsed without jax.
 ORDER = (
-    *("types", "utils", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl"),
-    *(
-        "replay",
-        "agents.configs",
-        "agents",
-        "players",
-        "config",
-        "cli",
-        "runs",
-        "loggers",
-        "envs",
-        "plotting",
-        "training",
-    ),
+    *("host", "spaces", "types", "utils", "metrics", "kernels", "networks"),
+    *("rollout", "async_rollout", "loop", "parallel", "rl", "replay"),
+    *("agents.configs", "agents", "players", "config", "cli", "runs", "loggers", "envs", "plotting", "training"),
     *("evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__"),
 )
 NO_JAX = ("agents.configs", "config", "cli", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")

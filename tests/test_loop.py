@@ -16,11 +16,12 @@ from jaxrl_fast import agents, async_rollout, loop
 from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import ppo
 from jaxrl_fast.agents.ppo import Config, make
+from jaxrl_fast.envs import wrapper
 from jaxrl_fast.metrics.records import SCORES, summarize
 from jaxrl_fast.parallel import program
 from jaxrl_fast.rollout import scores_of
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Agent, Decision, GradientSteps, Parallelism
+from jaxrl_fast.types import Agent, Decision, GradientSteps, Learning, Parallelism
 from tests.helpers import probes, slow
 from tests.helpers.agents import LITTLE, SHORT
 from tests.helpers.trees import same_bits
@@ -181,7 +182,7 @@ def test_gradient_steps_in_two_parts_equal_whole_update(algo, options):
     env = probes.best_action_of_observation(4)
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
     state = jax.jit(agent.init)(jax.random.key(0))
-    rollout, key, learning = probes.experience(env, agent, state), jax.random.key(1), agent.gradient_steps
+    rollout, key, learning = probes.experience(env, agent, state), jax.random.key(1), agent.learning.gradient_steps
     assert learning.num == options["num_epochs"] * options["num_minibatches"]
 
     @jax.jit
@@ -234,7 +235,7 @@ def test_overlap_learns_from_previous_rollout(algo, options, num_shards):
     end, metrics = jax.jit(spread(overlapped))(jax.random.key(0))
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5, equal_nan=False)
     jax.tree.map(close, end, expected)
-    num = agent.gradient_steps.num
+    num = agent.learning.gradient_steps.num
     for name, x in expected_metrics.items():
         learned = name not in SCORES
         close(metrics[f"{name}_sum" if learned else name][..., 1:], x[..., 1:] * (num if learned else 1), err_msg=name)
@@ -251,7 +252,7 @@ def test_learning_rate_reaches_0_with_overlap():
     env = probes.pooled(probes.constant_reward(4), overlap=True)
     agent = build.make_agent(ppo.PPO(**SHORT), agents.load("ppo"), env, 4)
     _, metrics = jax.jit(lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 4))()
-    rates = metrics["learning_rate_sum"] / agent.gradient_steps.num
+    rates = metrics["learning_rate_sum"] / agent.learning.gradient_steps.num
     np.testing.assert_allclose(rates[1:], np.array([2, 1, 0]) / 3 * 2.5e-4, atol=1e-9)
 
 
@@ -275,14 +276,14 @@ def test_overlap_makes_gradient_steps_between_send_and_receive():
         return (state, handle), row
 
     send = lambda i, state, action: (pools.send(i, state[0], action), record_call("send", state[1]))
-    env = env._replace(reset=reset, pools=pools._replace(send=send, receive=receive))
+    env = env._replace(reset=reset, host=wrapper.with_pools(env.host, send=send, receive=receive))
     learning = GradientSteps(
         num=6,
         prepare=lambda state, rollout, key: jnp.zeros(6),
         step=lambda update, i, j: jax.lax.fori_loop(i, j, lambda k, x: record_call("learn", x.at[k].set(1.0)), update),
         finalize=lambda update: ((), {"taken": update.sum()}),
     )
-    agent = constant_agent(env, rollout_length=3)._replace(gradient_steps=learning)
+    agent = constant_agent(env, rollout_length=3)._replace(learning=Learning(gradient_steps=learning))
     start = jax.block_until_ready(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0)))
     happened.clear()
     _, metrics = jax.jit(lambda state: loop.train(env, agent, state, 2))(start)
@@ -319,7 +320,7 @@ def test_overlap_makes_each_gradient_step_once_and_evenly_over_rollout(num_steps
         finalize=lambda update: ((), {"when": update[0], "calls": update[1]}),
     )
     env = probes.pooled(probes.constant_reward(2), overlap=True)
-    agent = constant_agent(env, num_steps)._replace(gradient_steps=learning)
+    agent = constant_agent(env, num_steps)._replace(learning=Learning(gradient_steps=learning))
     metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[1])(jax.random.key(0))
     assert metrics["calls_sum"].tolist() == [0, *[num_steps * num_gradient_steps] * 2]
     for when in np.asarray(metrics["when_sum"][1:]) // num_gradient_steps:

@@ -61,10 +61,9 @@ def test_split_keys_gives_each_step_different_key():
 def test_agent_requires_five_fields_only():
     """By default the policy has no carry, gets whole observations, and samples with a key."""
     agent = Agent(lambda key: (), None, None, None, rollout_length=4)
-    assert agent.sample_noise is split_keys and agent.initial_carry == () and agent.gradient_steps is None
-    assert (
-        agent.compress_obs("obs") == "obs" and agent.policy_state("state") == agent.on_env_restart("state") == "state"
-    )
+    assert agent.sample_noise is split_keys and agent.initial_carry == () and agent.learning.gradient_steps is None
+    assert agent.learning.compress_obs("obs") == "obs"
+    assert agent.policy_state("state") == agent.parameters("state") == agent.learning.on_env_restart("state") == "state"
     assert PolicyInput("obs").action_mask == ()
 
 

@@ -17,7 +17,19 @@ from jaxrl_fast.options.value import TruncatedQuantile
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import action_noise, normalize, off_policy, optim, value_distributions
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    Array,
+    Decision,
+    EnvSpec,
+    Key,
+    Learning,
+    Metrics,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+    Rollout,
+)
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
 
@@ -151,8 +163,11 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         sample_noise=partial(action_noise.sample_noise, size),
         initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
         policy_state=lambda state: state._replace(replay=()),
-        on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
-        resources=context.replay.resources,
+        parameters=lambda state: (state.learner.params, state.learner.target_params),
+        learning=Learning(
+            on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
+            resources=context.replay.resources,
+        ),
     )
 
 

@@ -32,7 +32,19 @@ from jaxrl_fast.rl import (
     value_distributions,
 )
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    Array,
+    Decision,
+    EnvSpec,
+    Key,
+    Learning,
+    Metrics,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+    Rollout,
+)
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
 
@@ -114,8 +126,11 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         rollout_length=num_steps,
         initial_carry=network.initial_carry,
         policy_state=lambda state: state._replace(replay=()),
-        on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
-        resources=context.replay.resources,
+        parameters=lambda state: (state.learner.params, state.learner.target_params),
+        learning=Learning(
+            on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
+            resources=context.replay.resources,
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from jaxrl_fast.types import (
     Decision,
     EnvSpec,
     Key,
+    Learning,
     Metrics,
     Parallelism,
     PolicyInput,
@@ -148,10 +149,13 @@ def make(
         initial_carry=(network.initial_carry, state_noise.initial_carry(head))
         if context.gsde
         else network.initial_carry,
-        compress_obs=compressor(frame_stack),
-        on_env_restart=on_env_restart,
-        gradient_steps=sgd.incremental_update(
-            num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
+        parameters=lambda state: state.params,
+        learning=Learning(
+            compress_obs=compressor(frame_stack),
+            on_env_restart=on_env_restart,
+            gradient_steps=sgd.incremental_update(
+                num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
+            ),
         ),
     )
 

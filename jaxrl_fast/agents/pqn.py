@@ -16,7 +16,19 @@ from jaxrl_fast import networks
 from jaxrl_fast.options.pqn import PQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sequences, sgd
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    Array,
+    Decision,
+    EnvSpec,
+    Key,
+    Learning,
+    Metrics,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+    Rollout,
+)
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
 
@@ -97,9 +109,12 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         sample_noise=exploration.sample_noise,
         rollout_length=config.rollout_length,
         initial_carry=network.initial_carry,
-        compress_obs=frame_stack.compressor(spec.frame_stack),
-        gradient_steps=sgd.incremental_update(
-            num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
+        parameters=lambda state: state.params,
+        learning=Learning(
+            compress_obs=frame_stack.compressor(spec.frame_stack),
+            gradient_steps=sgd.incremental_update(
+                num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
+            ),
         ),
     )
 

@@ -19,6 +19,7 @@ from jaxrl_fast.utils.parsing import nearest
 
 if TYPE_CHECKING:
     from jaxrl_fast import types
+    from jaxrl_fast.envs.host_config import HostEnvConfig
 
 
 BACKENDS = ("gymnax", "games", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
@@ -30,9 +31,7 @@ EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES} | {"jaxmarl":
 PACKAGES = {"ale": "ale_py", "games": "jaxrl_fast", "playground": "mujoco_playground"}
 
 
-def make(
-    env_id: Any, num_envs: int, /, host_config: "types.HostEnvConfig | None" = None, **options: Any
-) -> "types.Env":
+def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = None, **options: Any) -> "types.Env":
     """Return N environments for an id, or for an object with gymnasium's or gymnax's interface.
 
     Args:
@@ -66,7 +65,7 @@ def make(
     if host_config is not None:
         _check_host_config(backend, env, host_config)
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
-    if config.quarantine:
+    if config.wrappers.quarantine:
         from jaxrl_fast.envs import quarantine  # imports jax
 
         if env.spec.players:
@@ -76,15 +75,15 @@ def make(
         from jaxrl_fast.envs import image
 
         env = image.transform(env, frames)
-    if config.hide:
+    if config.wrappers.hide:
         from jaxrl_fast.envs import hide
 
-        env = hide.hide(env, config.hide, keep_whole=config.render)
-    if config.observe_previous:
+        env = hide.hide(env, config.wrappers.hide, keep_whole=config.render)
+    if config.wrappers.observe_previous:
         from jaxrl_fast.envs import previous
 
         env = previous.observe(env)
-    return env if env.resize else env._replace(resize=again)
+    return env if env.view.resize else env._replace(view=env.view._replace(resize=again))
 
 
 def is_physics(env_id: Any) -> bool:
@@ -121,7 +120,7 @@ def _split(env_id: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _adapt(
-    given: Any, num_envs: int, options: dict[str, Any], changes: dict[str, Any], config: "types.HostEnvConfig"
+    given: Any, num_envs: int, options: dict[str, Any], changes: dict[str, Any], config: "HostEnvConfig"
 ) -> tuple[str, "types.Env"]:
     """Return the backend, chosen by the object's interface, and N environments for an object or its name.
 
@@ -141,13 +140,13 @@ def _adapt(
     return "gymnax", gymnax.adapt(source, num_envs, options, env_id, lambda **_: made)
 
 
-def _default_host_config() -> "types.HostEnvConfig":
-    from jaxrl_fast.types import HostEnvConfig  # imports jax
+def _default_host_config() -> "HostEnvConfig":
+    from jaxrl_fast.envs.host_config import HostEnvConfig  # imports jax
 
     return HostEnvConfig()
 
 
-def _check_host_config(backend: str, env: "types.Env", config: "types.HostEnvConfig") -> None:
+def _check_host_config(backend: str, env: "types.Env", config: "HostEnvConfig") -> None:
     """Raise ValueError for options that this environment does not support."""
     if config.protocol and not env.protocol:
         raise ValueError(f"--protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
@@ -155,9 +154,9 @@ def _check_host_config(backend: str, env: "types.Env", config: "types.HostEnvCon
         raise ValueError(
             f"--async-pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
         )
-    if config.env_workers not in ("auto", 0) and backend != "gymnasium":
+    if config.workers.num not in ("auto", 0) and backend != "gymnasium":
         remedy = "leave it out" if env.on_device else "use --env-option num_threads"
-        raise ValueError(f"--env-workers: {env.spec.id} has no worker processes, got {config.env_workers}; {remedy}")
+        raise ValueError(f"--env-workers: {env.spec.id} has no worker processes, got {config.workers.num}; {remedy}")
 
 
 def registered(backend: str = "gymnax") -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from jaxrl_fast.envs.wrapper import Rules, mapped, wrap
-from jaxrl_fast.types import Env, PyTree, TimeStep, WholeObs
+from jaxrl_fast.envs.wrapper import Rules, mapped, resized, wrap
+from jaxrl_fast.types import Env, PyTree, TimeStep
 from jaxrl_fast.utils.parsing import nearest
 
 HIDDEN = object()  # takes the place of a part while a tree is built
@@ -32,30 +32,31 @@ def hide(env: Env, names: Sequence[str], keep_whole: bool = False) -> Env:
     Args:
         env: The environments.
         names: Paths of parts.
-        keep_whole: Whether `whole_obs` is needed. Whole observations then stay in the environments' state.
+        keep_whole: Whether `View.whole_obs` is needed. Whole observations then stay in the environments' state.
 
     Raises:
         ValueError: If a part does not exist or cannot be hidden alone, or if nothing would be left.
     """
     visible = find(env, names)
     changed = _with_rules(env, visible) if keep_whole else mapped(env, lambda timestep: _shown(visible, timestep))
-    obs, resize = of_spec(visible, visible.whole), env.resize
-    own_obs = None if env.own_obs is None else of_spec(visible, env.own_obs)
+    obs, own_obs = of_spec(visible, visible.whole), env.view.own_obs
+    own_obs = None if own_obs is None else of_spec(visible, own_obs)
     has_indices = jax.tree.leaves(own_obs) not in ([], jax.tree.leaves(obs))
-    return changed._replace(
-        spec=env.spec._replace(obs=obs),
-        info=(*env.info, f"hidden parts of the observation: {', '.join(names)} (--hide)"),
+    view = changed.view._replace(
         own_obs=own_obs if has_indices else None,
         encode_obs=partial(_encode, env, visible) if has_indices else lambda obs: obs,
-        resize=resize and (lambda num_envs, config: hide(resize(num_envs, config), names, keep_whole)),
+        info=(*env.view.info, f"hidden parts of the observation: {', '.join(names)} (--hide)"),
+        resize=env.view.resize,
     )
+    again = lambda other: hide(other, names, keep_whole)
+    return changed._replace(spec=env.spec._replace(obs=obs), view=resized(view, again))
 
 
 def find(env: Env, names: Sequence[str]) -> Visible:
     """Return the visible part of observations without the named parts. Raise ValueError if a name does not fit."""
     spec = env.spec
     paths, shapes = _paths(spec.obs)
-    own = shapes if env.own_obs is None else jax.tree.leaves(env.own_obs)
+    own = shapes if env.view.own_obs is None else jax.tree.leaves(env.view.own_obs)
     lengths = [x.shape[0] if x.ndim == 1 and x.shape == y.shape else 0 for x, y in zip(shapes, own, strict=True)]
     hidden: list[set[int]] = [set() for _ in shapes]
     for name in names:
@@ -108,12 +109,13 @@ def _with_rules(env: Env, visible: Visible) -> Env:
     """Return environments whose state keeps whole observations."""
     show = lambda timestep: (timestep.obs, _shown(visible, timestep))
     wrapped = wrap(env, Rules(show, lambda memory, timestep: show(timestep)))
-    return wrapped._replace(whole_obs=WholeObs(env.spec, lambda state, obs: state.memory[0]))
+    view = wrapped.view._replace(whole_spec=env.spec, whole_obs=lambda state, obs: state.memory[0])
+    return wrapped._replace(view=view)
 
 
 def _encode(env: Env, visible: Visible, obs: PyTree) -> PyTree:
     """Return visible observations like `own_obs` as agents see them."""
-    return select(visible, env.encode_obs(fill(visible, env.own_obs, obs)))
+    return select(visible, env.view.encode_obs(fill(visible, env.view.own_obs, obs)))
 
 
 def _shown(visible: Visible, timestep: TimeStep) -> TimeStep:
@@ -167,7 +169,7 @@ def _refuse(env: Env, name: str, paths: list[str], lengths: list[int]) -> NoRetu
         raise ValueError(
             f"--hide: must be entries 0 to {most} of the vector that {env_id} observes, got {name}; use one of these"
         )
-    is_index = env.own_obs is not None
+    is_index = env.view.own_obs is not None
     what = "the index of a state" if is_index else f"an array of shape {list(obs.shape)}"
     raise ValueError(
         f"--hide: {env_id} observes {what}, which has no parts, got {name}; only a vector, a Dict or a Tuple has parts"

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
+from jaxrl_fast.host import AsyncPools, HostEnv
 from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
-from jaxrl_fast.types import AsyncPools, Env, EpisodeScore, HostEnvConfig, HostState, Key, Parallelism, PyTree, TimeStep
+from jaxrl_fast.types import Env, EpisodeScore, Key, Parallelism, PyTree, TimeStep, View
 
 
 class State(NamedTuple):
@@ -46,6 +48,7 @@ def make_env(
     config: HostEnvConfig,
     make_bridge: Callable[[LazyPool], Bridge] | None = None,
     warnings: tuple[str, ...] = (),
+    num_workers: int = 0,
 ) -> Env:
     """Return the environments of one shard; no pool is opened yet.
 
@@ -55,6 +58,7 @@ def make_env(
         config: the run's seed, number of pools and shard.
         make_bridge: how a compiled program calls a pool; by default one Python callback for each step.
         warnings: one sentence each, printed before training.
+        num_workers: processes that step each pool.
     """
     if config.bridge == "ffi" and make_bridge is None:
         raise ValueError(f"--host-bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
@@ -62,30 +66,41 @@ def make_env(
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))
     own_obs, encode_obs = spaces.own_observation(spec.visible(spec.raw_obs), obs, spec.encode)
-    num_pools, total = max(config.num_async_pools, 1), config.num_shards * max(config.num_async_pools, 1)
-    first = config.shard * num_pools
+    num_pools, total = max(config.num_async_pools, 1), config.shard.num * max(config.num_async_pools, 1)
+    first = config.shard.rank * num_pools
     pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))
     driver = Driver(spec, pools, tuple(map(make_bridge or callback_bridge, pools)))
-    halves = AsyncPools(num_pools, functools.partial(send, driver), functools.partial(receive, driver), config.overlap)
-    can_reseed = all(bridge.can_reseed for bridge in driver.bridges)
     return Env(
         functools.partial(reset, driver),
         functools.partial(step, driver),
         spec.env._replace(num_envs=spec.env.num_envs * num_pools),
-        on_device=False,
-        parallelism=Parallelism(num_pools=num_pools),
-        info=_describe_async_pools(config),
-        warnings=warnings,
-        protocol=spec.protocol,
-        reseed=functools.partial(_for_each, pools, LazyPool.reseed) if can_reseed else lambda number: None,
+        _host(driver, config, num_workers),
+        View(
+            functools.partial(to_env_action, spec),
+            encode_obs,
+            own_obs,
+            info=_info(config, num_workers),
+            warnings=warnings,
+        ),
+        Parallelism(num_pools=num_pools),
+    )
+
+
+def _host(driver: Driver, config: HostEnvConfig, num_workers: int) -> HostEnv:
+    """Return the functions of all pools that the host calls, and the halves of a step."""
+    spec, pools, _ = driver
+    halves = AsyncPools(len(pools), functools.partial(send, driver), functools.partial(receive, driver), config.overlap)
+    can_reseed = all(bridge.can_reseed for bridge in driver.bridges)
+    return HostEnv(
         open=functools.partial(_for_each, pools, lambda pool: pool.pool),
         close=functools.partial(_for_each, pools, LazyPool.close),
-        host_state=HostState(functools.partial(save_pools, pools), functools.partial(load_pools, pools)),
+        reseed=functools.partial(_for_each, pools, LazyPool.reseed) if can_reseed else lambda number: None,
+        save=functools.partial(save_pools, pools),
+        load=functools.partial(load_pools, pools),
         render=pools[0].render if spec.can_render else None,
         check_render=spec.check_render,
-        to_env_action=functools.partial(to_env_action, spec),
-        own_obs=own_obs,
-        encode_obs=encode_obs,
+        protocol=spec.protocol,
+        num_workers=num_workers,
         pools=halves if config.num_async_pools else None,
     )
 
@@ -237,14 +252,16 @@ def _for_each(pools: Sequence[LazyPool], function: Callable[..., Any], *args: An
         function(pool, *args)
 
 
-def _describe_async_pools(config: HostEnvConfig) -> tuple[str, ...]:
-    """Return a sentence about the age of the policy that acts."""
+def _info(config: HostEnvConfig, num_workers: int) -> tuple[str, ...]:
+    """Return sentences about the age of the policy that acts, and about worker processes."""
+    steps = f"{num_workers} worker processes step" if num_workers > 1 else "1 worker process steps"
+    workers = (f"{steps} the environments of each pool",) if num_workers else ()
     num_pools = config.num_async_pools
     if not num_pools:
-        return ()
+        return workers
     pools = f"{num_pools} pools step" if num_pools > 1 else "1 pool steps"
     if config.overlap:
         lag = "a rollout is collected during the update before it, by a policy that is one update old"
     else:
         lag = "the first action of a rollout is chosen by the policy before the last update"
-    return (f"{pools} asynchronously on each device: {lag}",)
+    return (f"{pools} asynchronously on each device: {lag}", *workers)

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs import spaces
-from jaxrl_fast.types import AtariProtocol, EnvSpec, HostEnvConfig, PyTree
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.host import AtariProtocol
+from jaxrl_fast.types import EnvSpec, PyTree
 
 
 class Row(NamedTuple):
@@ -157,7 +159,7 @@ OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs ma
 
 def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
     """Return n, the environments in each pool of one shard. Raise ValueError if they do not divide."""
-    num_pools, num_shards = max(config.num_async_pools, 1), config.num_shards
+    num_pools, num_shards = max(config.num_async_pools, 1), config.shard.num
     if num_envs % num_pools:
         where = f" on each of {num_shards} devices" if num_shards > 1 else ""
         raise ValueError(

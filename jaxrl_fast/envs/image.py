@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs.frames import change as change_frames
-from jaxrl_fast.envs.wrapper import Rules, where, wrap
+from jaxrl_fast.envs.wrapper import Rules, resized, where, wrap
 from jaxrl_fast.types import Array, Env, PyTree, TimeStep
 from jaxrl_fast.utils.arguments import coerce, whole_number
 
@@ -68,10 +68,9 @@ def check(env_id: str, options: Mapping[str, Any], obs: PyTree) -> Frames:
 
 def _with_spec(env: Env, obs: jax.ShapeDtypeStruct, frame_stack: int) -> Env:
     """Return the environments with another description of their observation."""
-    resize = env.resize
     return env._replace(
         spec=env.spec._replace(obs=obs, frame_stack=frame_stack),
-        resize=resize and (lambda num_envs, config: _with_spec(resize(num_envs, config), obs, frame_stack)),
+        view=resized(env.view, lambda other: _with_spec(other, obs, frame_stack)),
     )
 
 

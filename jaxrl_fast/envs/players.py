@@ -27,8 +27,7 @@ def as_rows(env: Env) -> Env:
         reset=partial(_reset, env),
         step=partial(_step, env, rows),
         spec=rows,
-        own_obs=None,
-        encode_obs=lambda obs: obs,
+        view=env.view._replace(own_obs=None, encode_obs=lambda obs: obs),
     )
 
 

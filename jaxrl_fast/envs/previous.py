@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.wrapper import Rules, wrap
-from jaxrl_fast.types import Array, Box, Discrete, Env, PyTree, Space, TimeStep, WholeObs
+from jaxrl_fast.envs.wrapper import Rules, resized, wrap
+from jaxrl_fast.types import Array, Box, Discrete, Env, PyTree, Space, TimeStep
 
 
 class Memory(NamedTuple):
@@ -28,19 +28,19 @@ def observe(env: Env) -> Env:
     A vector of float32 [D] becomes [D + A + 1]; any other observation becomes (observation, action [A], reward [1]).
     The action is a one-hot vector for each choice, or its numbers in [-1, 1]. The reward is that of the environment.
     """
-    spec, resize = env.spec, env.resize
-    joined = env.own_obs is None and _is_vector(spec.obs)
+    spec, view = env.spec, env.view
+    joined = view.own_obs is None and _is_vector(spec.obs)
     size = spec.action.num_outputs
     parts = spec.obs, *(jax.ShapeDtypeStruct((n,), jnp.float32) for n in (size, 1))
     together: Any = jax.ShapeDtypeStruct((sum(x.shape[0] for x in parts),), jnp.float32) if joined else parts
     rules = Rules(partial(_first, joined, size), partial(_follow, joined), remember=partial(_remember, spec.action))
-    return wrap(env, rules)._replace(
-        spec=spec._replace(obs=together, frame_stack=0),
-        own_obs=None if env.own_obs is None else (env.own_obs, *parts[1:]),
-        encode_obs=lambda obs: obs if env.own_obs is None else (env.encode_obs(obs[0]), *obs[1:]),
-        whole_obs=WholeObs(env.whole_obs.spec if env.whole_obs else spec, partial(_whole, env, joined)),
-        resize=resize and (lambda num_envs, config: observe(resize(num_envs, config))),
+    told = view._replace(
+        own_obs=None if view.own_obs is None else (view.own_obs, *parts[1:]),
+        encode_obs=lambda obs: obs if view.own_obs is None else (view.encode_obs(obs[0]), *obs[1:]),
+        whole_spec=view.whole_spec or spec,
+        whole_obs=partial(_whole, env, joined),
     )
+    return wrap(env, rules)._replace(spec=spec._replace(obs=together, frame_stack=0), view=resized(told, observe))
 
 
 def encode_action(space: Space, action: Array) -> Array:
@@ -79,7 +79,7 @@ def _told(joined: bool, timestep: TimeStep, action: Array, reward: Array) -> Tim
 def _whole(env: Env, joined: bool, state: Any, obs: PyTree) -> PyTree:
     """Return the observation that a video draws: without action and reward, but with hidden parts."""
     own = obs[:, : env.spec.obs.shape[0]] if joined else obs[0]
-    return env.whole_obs.read(state.env, own) if env.whole_obs else own
+    return env.view.whole_obs(state.env, own)
 
 
 def _is_vector(obs: PyTree) -> bool:

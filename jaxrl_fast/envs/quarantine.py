@@ -33,7 +33,7 @@ def guard(env: Env) -> Env:
     """
     before = _end if env.on_device else lambda state, held: state
     guarded = wrap(env, Rules(_first, partial(_follow, env.on_device), before))
-    return guarded._replace(info=(*env.info, INFO))
+    return guarded._replace(view=guarded.view._replace(info=(*env.view.info, INFO)))
 
 
 def _end(state: PyTree, held: Held) -> PyTree:

@@ -8,13 +8,29 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from jaxrl_fast.envs.wrapper import with_pools
+from jaxrl_fast.host import HostEnv
 from jaxrl_fast.parallel.collectives import call_shard
-from jaxrl_fast.types import Env, HostState
+from jaxrl_fast.types import Env
 
 
 def join(parts: Sequence[Env], axis_name: str) -> Env:
     """Return an environment that is parts[i] in shard i; all parts have the same spec."""
     first = parts[0]
+    of_shard = lambda name: (
+        lambda i, *args: call_shard(axis_name, [partial(getattr(part.pools, name), i) for part in parts], *args)
+    )
+    host = _join_hosts([part.host for part in parts if part.host])
+    return first._replace(
+        reset=partial(call_shard, axis_name, [part.reset for part in parts]),
+        step=partial(call_shard, axis_name, [part.step for part in parts]),
+        parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=len(parts)),
+        host=with_pools(host, send=of_shard("send"), receive=of_shard("receive")),
+    )
+
+
+def _join_hosts(parts: Sequence[HostEnv]) -> HostEnv:
+    """Return the record of all shards. Names of saved arrays begin with the index of a shard."""
 
     def for_all(name: str) -> Callable[..., None]:
         def call(*args: Any) -> None:
@@ -22,24 +38,6 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
                 getattr(part, name)(*args)
 
         return call
-
-    def of_shard(name: str) -> Callable[..., Any]:
-        return lambda i, *args: call_shard(axis_name, [partial(getattr(part.pools, name), i) for part in parts], *args)
-
-    return first._replace(
-        reset=partial(call_shard, axis_name, [part.reset for part in parts]),
-        step=partial(call_shard, axis_name, [part.step for part in parts]),
-        parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=len(parts)),
-        reseed=for_all("reseed"),
-        open=for_all("open"),
-        close=for_all("close"),
-        host_state=_join_states([part.host_state for part in parts if part.host_state]),
-        pools=first.pools and first.pools._replace(send=of_shard("send"), receive=of_shard("receive")),
-    )
-
-
-def _join_states(parts: Sequence[HostState]) -> HostState:
-    """Return the state of all shards, with the index of a shard before each name."""
 
     def save() -> dict[str, Any] | str:
         found: dict[str, Any] = {}
@@ -54,4 +52,6 @@ def _join_states(parts: Sequence[HostState]) -> HostState:
         for i, part in enumerate(parts):
             part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
-    return HostState(save, load)
+    return parts[0]._replace(
+        open=for_all("open"), close=for_all("close"), reseed=for_all("reseed"), save=save, load=load
+    )

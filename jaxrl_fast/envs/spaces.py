@@ -72,7 +72,7 @@ def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
 
 
 def own_observation(raw: PyTree, obs: PyTree, encode: Callable[[PyTree], PyTree]) -> tuple[PyTree, Any]:
-    """Return the values of `Env.own_obs` and `Env.encode_obs`.
+    """Return the values of `View.own_obs` and `View.encode_obs`.
 
     Args:
         raw: ShapeDtypeStruct of the observation that the environment itself returns.

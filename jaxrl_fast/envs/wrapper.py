@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.types import Array, Env, Key, PyTree, TimeStep
+from jaxrl_fast.async_rollout import pools_of
+from jaxrl_fast.host import HostEnv
+from jaxrl_fast.types import Array, Env, Key, PyTree, TimeStep, View
 
 Follow = Callable[[PyTree, TimeStep], tuple[PyTree, TimeStep]]  # (memory [n, ...], time step) to the next ones
 
@@ -30,13 +32,23 @@ class Rules(NamedTuple):
 
 def wrap(env: Env, rules: Rules) -> Env:
     """Return the environments with other time steps. `before` is used without pools only."""
-    pools, resize = env.pools, env.resize
     return env._replace(
         reset=partial(_reset, env, rules),
         step=partial(_step, env, rules),
-        pools=pools and pools._replace(send=partial(_send, env, rules), receive=partial(_receive, env, rules)),
-        resize=resize and (lambda num_envs, config: wrap(resize(num_envs, config), rules)),
+        host=with_pools(env.host, send=partial(_send, env, rules), receive=partial(_receive, env, rules)),
+        view=resized(env.view, lambda other: wrap(other, rules)),
     )
+
+
+def with_pools(host: HostEnv | None, **changes: Any) -> HostEnv | None:
+    """Return the record of the host with changed asynchronous pools, if there are any."""
+    return host._replace(pools=host.pools._replace(**changes)) if host and host.pools else host
+
+
+def resized(view: View, change: Callable[[Env], Env]) -> View:
+    """Return the view of changed environments, so that another number of them is changed as well."""
+    resize = view.resize
+    return view._replace(resize=resize and (lambda num_envs, config: change(resize(num_envs, config))))
 
 
 def _reset(env: Env, rules: Rules, key: Key) -> tuple[State, TimeStep]:
@@ -55,14 +67,12 @@ def _step(env: Env, rules: Rules, state: State, action: Array) -> tuple[State, T
 
 
 def _send(env: Env, rules: Rules, pool: int, state: State, action: Array) -> State:
-    assert env.pools
     memory = rules.remember(state.memory[pool], action)
-    return State(env.pools.send(pool, state.env, action), _with_part(state.memory, pool, memory))
+    return State(pools_of(env).send(pool, state.env, action), _with_part(state.memory, pool, memory))
 
 
 def _receive(env: Env, rules: Rules, pool: int, state: State) -> tuple[State, TimeStep]:
-    assert env.pools
-    env_state, timestep = env.pools.receive(pool, state.env)
+    env_state, timestep = pools_of(env).receive(pool, state.env)
     memory, timestep = rules.follow(state.memory[pool], timestep)
     return State(env_state, _with_part(state.memory, pool, memory)), timestep
 
@@ -82,12 +92,11 @@ def _split(memory: PyTree, num: int) -> tuple[PyTree, ...]:
 def mapped(env: Env, change: Callable[[TimeStep], TimeStep]) -> Env:
     """Return the environments with each time step changed, without a memory of earlier ones."""
     end: Callable[[tuple[PyTree, TimeStep]], tuple[PyTree, TimeStep]] = lambda result: (result[0], change(result[1]))
-    pools, resize = env.pools, env.resize
     return env._replace(
         reset=lambda key: end(env.reset(key)),
         step=lambda state, action: end(env.step(state, action)),
-        pools=pools and pools._replace(receive=lambda pool, state: end(pools.receive(pool, state))),
-        resize=resize and (lambda num_envs, config: mapped(resize(num_envs, config), change)),
+        host=with_pools(env.host, receive=lambda pool, state: end(pools_of(env).receive(pool, state))),
+        view=resized(env.view, lambda other: mapped(other, change)),
     )
 
 

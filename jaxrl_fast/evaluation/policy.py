@@ -69,8 +69,8 @@ def load(
 
 def player_agent(agent: Agent, player: int) -> Agent:
     """Return the agent that acts for one player of a run whose environment has players."""
-    assert agent.of_player, "`players` makes such agents"
-    return agent.of_player(player)
+    assert agent.players.of_player, "`players` makes such agents"
+    return agent.players.of_player(player)
 
 
 def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy | RecurrentPolicy":
@@ -161,7 +161,7 @@ class Decide(NamedTuple):
         if not _size(batch):
             raise ValueError("policy: obs is an empty batch; pass at least one observation")
         action, carry = self.explore(batch, carry, key) if explore and key is not None else self.exploit(batch, carry)
-        return self.env.to_env_action(action), carry
+        return self.env.view.to_env_action(action), carry
 
 
 def _size(batch: PyTree) -> int:

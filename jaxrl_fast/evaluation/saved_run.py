@@ -17,10 +17,11 @@ from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.config.sources import PROGRAM, join_names
+from jaxrl_fast.host import AtariProtocol
 from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Agent, AtariProtocol, Env, Parallelism, PyTree
+from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
 from jaxrl_fast.utils import devices, warnings
 from jaxrl_fast.utils.files import current_folder, inside
 from jaxrl_fast.utils.formatting import counted
@@ -75,8 +76,8 @@ def open_env(
     count = num_envs if callable(num_envs) else lambda on_device: num_envs
     made = make(changed, count(True))
     if count(made.on_device) != count(True):
-        assert made.resize, "envs.make provides it"
-        made = made.resize(count(made.on_device), config_of(changed))
+        assert made.view.resize, "envs.make provides it"
+        made = made.view.resize(count(made.on_device), config_of(changed))
     if env_options or protocol:
         before = make(options, 1).spec
         for what in ("obs", "action"):

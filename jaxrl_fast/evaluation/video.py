@@ -84,11 +84,11 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
 
     start = files.current_folder()
     settings, env = saved_run.open_env(folder, env, play_seed=options.play_seed)
-    render_env, drawn = env.render, env.whole_obs.spec if env.whole_obs else env.spec
+    render_env, drawn = env.host and env.host.render, env.view.whole_spec or env.spec
     if render_env is None or render.is_known(drawn.id):
         renderer = render.find(drawn.id, drawn.obs, drawn.frame_stack)
     else:
-        env.check_render()
+        env.host.check_render()
         renderer = render.Renderer(lambda obs: enlarge(render_env()), 15)
     saved = saved_run.read_run(folder, options.which, settings, env, options.member, start)
     return saved_run.select_seed(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options

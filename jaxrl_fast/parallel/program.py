@@ -35,7 +35,6 @@ from jaxrl_fast.utils.memory import nbytes
 from jaxrl_fast.utils.random import key_of_seed
 from jaxrl_fast.utils.signals import interruptible
 
-PARAMETERS = "params"  # part of the names of the arrays in an agent's state that must stay finite
 NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool among the metrics: at the end of the chunk
 RESET_FOLD = 1_000_003  # folded into a state's key when all environments are reset
 MAX_KEPT = 2**28  # bytes of a state that is kept during a chunk that may fail
@@ -84,7 +83,7 @@ def build(
     init = jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
     compiled_init = interruptible(init.lower(seeds, values).compile)
     # An earlier state is useless if a part of it lies on the host, since that part has changed.
-    keeps_state = not env.on_device and not agent.resources and nbytes(state) <= MAX_KEPT
+    keeps_state = not env.on_device and not agent.learning.resources and nbytes(state) <= MAX_KEPT
     advance = jax.jit(
         spread.advance,
         in_shardings=(spread.state, spread.seeds, spread.limit),
@@ -161,7 +160,7 @@ def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -
     if state.rollout:  # the agent learns from it before it learns from the new episodes
         state = state._replace(rollout=loop.cut(state.rollout))
     else:
-        state = state._replace(agent=agent.on_env_restart(state.agent))
+        state = state._replace(agent=agent.learning.on_env_restart(state.agent))
     key = loop.key_of_shard(env, jax.random.fold_in(state.key, RESET_FOLD))
     return state._replace(actors=loop.restart_envs(env, agent, state.agent, key))
 
@@ -185,17 +184,18 @@ def chunk(
     _, row = jax.eval_shape(train_once, state)
     rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), row)
     state, rows = jax.lax.fori_loop(0, num_updates, body, (state, rows))
-    return state, {**loop.combine_shards(env, *rows), NONFINITE_KEY: jnp.full(capacity, ~_is_finite(state.agent))}
+    return state, {
+        **loop.combine_shards(env, *rows),
+        NONFINITE_KEY: jnp.full(capacity, ~_is_finite(agent.parameters(state.agent))),
+    }
 
 
-def _is_finite(learner: PyTree) -> Array:
+def _is_finite(parameters: PyTree) -> Array:
     """Return whether all parameters are finite, bool []."""
-    named = jax.tree_util.tree_leaves_with_path(learner)
-    of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
-    parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
+    floats = [x for x in jax.tree.leaves(parameters) if jnp.issubdtype(x.dtype, jnp.floating)]
     are_finite: Array = jnp.bool_(True)
-    if parameters:  # an array without elements would be a constant, see _shard_map
-        are_finite = jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
+    if floats:  # an array without elements would be a constant, see _shard_map
+        are_finite = jnp.array([jnp.isfinite(x).all() for x in floats]).all()
     return are_finite
 
 

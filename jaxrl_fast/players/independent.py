@@ -11,7 +11,19 @@ import jax
 
 from jaxrl_fast.metrics.records import GRADIENT_STEPS, SUM_SUFFIX
 from jaxrl_fast.players.rows import Make, join, map_rows, split
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    AgentPlayers,
+    Array,
+    Decision,
+    EnvSpec,
+    Key,
+    Metrics,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+    Rollout,
+)
 
 
 def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism, num_updates: int) -> Agent:
@@ -41,9 +53,8 @@ def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism,
         exploit=act(inner.exploit),
         update=update,
         sample_noise=sample_noise,
-        on_env_restart=jax.vmap(inner.on_env_restart),
-        gradient_steps=None,
-        of_player=lambda player: seat(inner, player),
+        learning=inner.learning._replace(on_env_restart=jax.vmap(inner.learning.on_env_restart), gradient_steps=None),
+        players=AgentPlayers(of_player=lambda player: seat(inner, player)),
     )
 
 
@@ -53,7 +64,7 @@ def seat(inner: Agent, player: int) -> Agent:
     return inner._replace(
         explore=lambda state, *given: inner.explore(own(state), *given),
         exploit=lambda state, *given: inner.exploit(own(state), *given),
-        gradient_steps=None,
+        learning=inner.learning._replace(gradient_steps=None),
     )
 
 

@@ -56,6 +56,5 @@ def seat(inner: Agent, num_players: int, player: int) -> Agent:
     return inner._replace(
         explore=lambda state, inputs, carry, noise: inner.explore(state, own(inputs), carry, noise),
         exploit=lambda state, inputs, carry, noise: inner.exploit(state, own(inputs), carry, noise),
-        compress_obs=lambda obs: obs,
-        gradient_steps=None,
+        learning=inner.learning._replace(compress_obs=lambda obs: obs, gradient_steps=None),
     )

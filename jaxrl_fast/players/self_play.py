@@ -14,7 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.players.rows import Make, map_rows, mark, marked_spec, seat
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    AgentPlayers,
+    Array,
+    Decision,
+    EnvSpec,
+    Key,
+    Metrics,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+    Rollout,
+)
 
 PARTS = 4  # parts of a run: the pool covers one of them, with evenly spaced snapshots
 
@@ -71,12 +83,14 @@ def make(
         exploit=exploit,
         update=update,
         sample_noise=sample_noise,
-        compress_obs=lambda obs: inner.compress_obs(mark(2, obs)),
         policy_state=lambda state: state._replace(learner=inner.policy_state(state.learner)),
-        on_env_restart=lambda state: state._replace(learner=inner.on_env_restart(state.learner)),
-        gradient_steps=None,
-        of_player=lambda player: of_learner(seat(inner, 2, player)),
-        is_scored=is_learner,
+        parameters=lambda state: (inner.parameters(state.learner), inner.parameters(state.pool)),
+        learning=inner.learning._replace(
+            compress_obs=lambda obs: inner.learning.compress_obs(mark(2, obs)),
+            on_env_restart=lambda state: state._replace(learner=inner.learning.on_env_restart(state.learner)),
+            gradient_steps=None,
+        ),
+        players=AgentPlayers(lambda player: of_learner(seat(inner, 2, player)), is_learner),
     )
 
 

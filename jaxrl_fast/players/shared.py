@@ -7,7 +7,18 @@ import dataclasses
 from typing import Any
 
 from jaxrl_fast.players.rows import Make, mark, marked_spec, seat
-from jaxrl_fast.types import Agent, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    AgentPlayers,
+    Decision,
+    EnvSpec,
+    Key,
+    Metrics,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+    Rollout,
+)
 
 
 def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism, num_updates: int) -> Agent:
@@ -31,7 +42,8 @@ def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism,
         explore=explore,
         exploit=exploit,
         update=update,
-        compress_obs=lambda obs: inner.compress_obs(mark(num_players, obs)),
-        gradient_steps=None,
-        of_player=lambda player: seat(inner, num_players, player),
+        learning=inner.learning._replace(
+            compress_obs=lambda obs: inner.learning.compress_obs(mark(num_players, obs)), gradient_steps=None
+        ),
+        players=AgentPlayers(of_player=lambda player: seat(inner, num_players, player)),
     )

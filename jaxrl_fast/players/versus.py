@@ -38,6 +38,5 @@ def versus(agents: Sequence[Agent]) -> Agent:
         exploit=act(lambda agent: agent.exploit),
         sample_noise=sample_noise,
         initial_carry=tuple(agent.initial_carry for agent in agents),
-        compress_obs=lambda obs: obs,
-        gradient_steps=None,
+        learning=agents[0].learning._replace(compress_obs=lambda obs: obs, gradient_steps=None),
     )

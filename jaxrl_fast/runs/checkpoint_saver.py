@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.host import HostResource
 from jaxrl_fast.runs.checkpoint import (
     PREFIX,
     RESOURCES,
@@ -19,7 +20,6 @@ from jaxrl_fast.runs.checkpoint import (
     step_of,
     write,
 )
-from jaxrl_fast.types import HostResource
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.files import ASIDE
 

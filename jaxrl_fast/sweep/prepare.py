@@ -75,7 +75,7 @@ def split_to_fit(group: Group, columns: Sequence[str]) -> list[Group]:
     from jaxrl_fast.training import memory
 
     ready = _validate_first(group, columns)
-    one_by_one = not ready.env.on_device or ready.agent.resources  # a part on the host supports one seed only
+    one_by_one = not ready.env.on_device or ready.agent.learning.resources  # a part on the host supports one seed only
     max_members = 1 if one_by_one else len(group.members)
     if max_members > 1 and ready.needs and ready.needs.free is not None:
         member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)

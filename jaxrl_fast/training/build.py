@@ -10,6 +10,7 @@ import jax
 from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded, time_limit
+from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers, Wrappers
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
 from jaxrl_fast.networks import torso
@@ -17,7 +18,7 @@ from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
-from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
+from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec
 from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.parsing import nearest
 
@@ -168,28 +169,20 @@ def num_eval_envs(options: Options, asked: int, on_device: bool) -> int:
     return min(num_envs, options.num_envs) if is_default and not on_device else num_envs  # each takes time to make
 
 
-def host_env_config(
-    options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1
-) -> HostEnvConfig:
+def host_env_config(options: Options, purpose: int, done: int = 0, shard: Shard | None = None) -> HostEnvConfig:
     """Return the settings of host environments for a purpose, in a run that has made `done` updates."""
     bridge = "callback" if options.exact_resume else options.host_bridge
     num_pools = options.async_pools if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
-    seed = options.seed, purpose, done
-    workers, timeout = options.env_workers, float(options.env_timeout)
     return HostEnvConfig(
-        seed=seed,
+        seed=(options.seed, purpose, done),
         protocol=options.protocol,
         bridge=bridge,
         num_async_pools=num_pools,
         overlap=overlap,
-        shard=shard,
-        num_shards=num_shards,
-        env_workers=workers,
-        env_timeout=timeout,
-        quarantine=bool(options.quarantine),
-        hide=options.hide,
-        observe_previous=options.observe_previous,
+        shard=shard or Shard(),
+        workers=Workers(options.env_workers, float(options.env_timeout)),
+        wrappers=Wrappers(bool(options.quarantine), options.hide, options.observe_previous),
         render=purpose == WATCHING,
     )
 
@@ -263,8 +256,8 @@ def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:
 
 
 def _resized(env: Env, num_envs: int, config: HostEnvConfig) -> Env:
-    assert env.resize, "envs.make provides it"
-    return env.resize(num_envs, config)
+    assert env.view.resize, "envs.make provides it"
+    return env.view.resize(num_envs, config)
 
 
 def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:
@@ -273,7 +266,7 @@ def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:
     if num_shards == 1:
         return env._replace(parallelism=env.parallelism._replace(num_grad_workers=placement.num_grad_workers))
     num_envs = options.num_envs // num_shards
-    configs = [host_env_config(options, TRAINING, done, shard, num_shards) for shard in range(num_shards)]
+    configs = [host_env_config(options, TRAINING, done, Shard(i, num_shards)) for i in range(num_shards)]
     if not env.on_device:
         return sharded.join([_resized(env, num_envs, config) for config in configs], axis_name)
     first = _resized(env, num_envs, configs[0])

@@ -11,7 +11,7 @@ from jaxrl_fast import loop
 from jaxrl_fast.config import settings
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.metrics import tracker
-from jaxrl_fast.parallel.program import PARAMETERS, Program
+from jaxrl_fast.parallel.program import Program
 from jaxrl_fast.runs import checkpoint, checkpoint_saver, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Env
@@ -34,7 +34,9 @@ class CheckpointManager:
     def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
         self.plan, self.tracker = plan, metrics
-        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep_checkpoints, plan.agent.resources)
+        self.saver = checkpoint_saver.Saver(
+            plan.folder / CHECKPOINTS, options.keep_checkpoints, plan.agent.learning.resources
+        )
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
@@ -104,7 +106,9 @@ class CheckpointManager:
         num_seeds = len(self.tracker.diverged)
         arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
         needed = checkpoint.names({"agent": self.plan.agent.policy_state(state.agent)})
-        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed})
+        parameters = {id(x) for x in jax.tree.leaves(self.plan.agent.parameters(state.agent))}
+        learned = {name for name, x in needed.items() if id(x) in parameters}
+        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed}, learned)
         if bad is not None:
             return bad
         self.num_begun += 1
@@ -131,7 +135,7 @@ class CheckpointManager:
     def open_resources(self) -> None:
         """Open the agent's host resources, empty. Delete what no checkpoint names, and what is half written."""
         self.saver.remove_leftovers()
-        for resource in self.plan.agent.resources:
+        for resource in self.plan.agent.learning.resources:
             resource.open(self.plan.folder / resource.name)
         self.saver.prune()
 
@@ -142,9 +146,8 @@ class CheckpointManager:
 
     def mark_eval_envs(self) -> Callable[[], None]:
         """Return a function that takes the environments of evaluations back to where they are now, if they can be."""
-        env = self.plan.eval_env
-        state = self._state_of(env)
-        return lambda: env.host_state.load(state) if env.host_state and state else None
+        host, state = self.plan.eval_env.host, self._state_of(self.plan.eval_env)
+        return lambda: host.load(state) if host and state else None
 
     def _states_of_envs(self) -> checkpoint.Arrays:
         """Return the states of host environments by name; nothing if some of them cannot be saved."""
@@ -154,10 +157,10 @@ class CheckpointManager:
 
     def _state_of(self, env: Env) -> checkpoint.Arrays:
         """Return the state of host environments; nothing if they reset at checkpoints or cannot be saved."""
-        if env.host_state is None or self.plan.settings.options.exact_resume:
+        if env.host is None or self.plan.settings.options.exact_resume:
             return {}
         try:
-            state = env.host_state.save()
+            state = env.host.save()
         except Exception as error:  # environments may raise anything
             warnings.warn(f"the state of {env.spec.id} is not saved ({why(error)})")
             return {}
@@ -167,14 +170,15 @@ class CheckpointManager:
         """Let host environments continue from their saved states. Return whether they do."""
         if not has_envs(saved):
             return False
-        for prefix, env in self._envs.items():
+        hosts = {prefix: env.host for prefix, env in self._envs.items() if env.host}
+        for prefix, host in hosts.items():
             state = {name.removeprefix(prefix): x for name, x in saved.arrays.items() if name.startswith(prefix)}
             try:
-                assert env.host_state, "its state was saved"
-                env.host_state.load(state)
+                host.load(state)
             except Exception as error:  # environments may raise anything, for example after changes of their code
-                warnings.warn(f"the state of {env.spec.id} cannot be restored ({why(error)}); its episodes are reset")
-                for one in self._envs.values():
+                env_id = self.plan.env.spec.id
+                warnings.warn(f"the state of {env_id} cannot be restored ({why(error)}); its episodes are reset")
+                for one in hosts.values():
                     one.reseed(saved.manifest["host"]["scores"]["updates"])
                 return False
         return True
@@ -186,7 +190,7 @@ class CheckpointManager:
         if folder is not None and folder.is_dir():
             self.saver.mark(folder, best["eval_return_mean"])
 
-    def _not_finite(self, arrays: checkpoint.Arrays) -> tuple[int, str] | None:
+    def _not_finite(self, arrays: checkpoint.Arrays, learned: set[str]) -> tuple[int, str] | None:
         """Return the first seed that newly has a NaN or an infinite parameter, and the array's name."""
         diverged = self.tracker.diverged
         for i in range(len(diverged)):
@@ -194,7 +198,7 @@ class CheckpointManager:
                 if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":
                     continue
                 one = x[i] if len(diverged) > 1 else x
-                wrong = ~np.isfinite(one) if PARAMETERS in name else np.isnan(one)
+                wrong = ~np.isfinite(one) if name in learned else np.isnan(one)
                 if wrong.any():
                     return i, name
         return None

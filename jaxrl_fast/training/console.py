@@ -76,7 +76,7 @@ def announce(plan: Plan, terminal: Console) -> None:
         terminal.print(line)
     _warn(plan)
     protocol = [f"trained and evaluated by the {plan.env.protocol} protocol"] if plan.env.protocol else []
-    for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
+    for note in dict.fromkeys((*plan.env.view.info, *plan.eval_env.view.info, *protocol)):
         terminal.print(note)
     _print_sizes(plan, terminal)
     if options.resume:
@@ -133,7 +133,8 @@ def _warn(plan: Plan) -> None:
         warnings.warn(
             f"nothing will be learned: gradient steps begin after step {first}, but the run ends at step {last}"
         )
-    for line in dict.fromkeys((*plan.settings.agent.warnings(num_envs), *plan.env.warnings, *plan.eval_env.warnings)):
+    found = *plan.settings.agent.warnings(num_envs), *plan.env.view.warnings, *plan.eval_env.view.warnings
+    for line in dict.fromkeys(found):
         warnings.warn(line)
 
 

@@ -83,9 +83,9 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
 
 def _make(env_id: Any, options: Options, num_envs: int, seed: int) -> Any:
     from jaxrl_fast import envs
-    from jaxrl_fast.types import HostEnvConfig
+    from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 
-    config = HostEnvConfig((seed, 0, 0), env_workers=0)  # in one process, so that environments can share a mistake
+    config = HostEnvConfig((seed, 0, 0), workers=Workers(0))  # in one process, so that environments can share a mistake
     return envs.make(env_id, num_envs, config, **options.env_options)
 
 
@@ -114,7 +114,8 @@ def _rows(env_id: Any, options: Options, num_envs: int, seed: int, num_steps: in
         return jax.lax.scan(step, (state, timestep), keys)[1]
 
     try:
-        env.open()
+        if env.host:
+            env.host.open()
         start = jax.jit(env.reset)(key_of_seed(seed))
         compiled = play.lower(start).compile()
         began = time.perf_counter()
@@ -206,12 +207,12 @@ def _first_difference(one: Rows, other: Rows, num_envs: int = NUM_ENVS) -> str:
 
 def _of_saving(env: Any) -> Iterator[Finding]:
     """Yield a finding: whether a resumed run continues the episodes of host environments."""
-    if env.host_state is None:
+    if env.host is None:
         return
     try:
-        state = env.host_state.save()
+        state = env.host.save()
     finally:
-        env.close()
+        env.host.close()
     if isinstance(state, str):
         yield Finding("note", f"resume       starts new episodes: {state}")
     else:

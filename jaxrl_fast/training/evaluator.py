@@ -130,11 +130,9 @@ class Frame(NamedTuple):
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
     """Yield every frame of one environment under `exploit`, for an unlimited number of episodes.
 
-    With several players, the frames show the first player. Observations are whole if the environment has `whole_obs`.
+    With several players, the frames show the first player. Observations are whole where agents see a part of them.
     """
-    obs_of = lambda actors: (
-        env.whole_obs.read(actors.env, actors.timestep.obs) if env.whole_obs else actors.timestep.obs
-    )
+    obs_of = lambda actors: env.view.whole_obs(actors.env, actors.timestep.obs)
     key_reset, key = jax.random.split(jax.random.fold_in(key_of_seed(seed), EVAL_FOLD))
 
     @jax.jit

@@ -113,7 +113,7 @@ def make_plan(settings: Settings) -> Plan:
     if lock is None:
         lock = directory.claim(folder, directory.option_of(options))
         directory.check_free(folder, lock, options)
-        replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.resources])
+        replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.learning.resources])
     return ready._replace(folder=folder, lock=lock, place=place)
 
 
@@ -262,7 +262,7 @@ def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
             f"--num-seeds: must be 1 for the host environment {env.spec.id}, got {options.num_seeds}; "
             "python -m jaxrl_fast.sweep --seed 0..4 trains several one after another"
         )
-    if options.overlap and agent.gradient_steps is None:
+    if options.overlap and agent.learning.gradient_steps is None:
         raise ValueError(
             f"--overlap: requires an algorithm that learns from whole rollouts, got {settings.algo}; "
             "use --async-pools alone"

@@ -20,13 +20,14 @@ from jaxrl_fast.utils.memory import format_bytes
 
 def open_envs(plan: Plan, terminal: Console) -> None:
     """Create the host environments: the program is compiled for their addresses."""
-    if plan.env.on_device:
+    if plan.env.host is None:
         return
     opened = [plan.env] if plan.settings.options.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
     count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
     with console.timed(terminal, f"making {formatting.counted(count, 'environment')}", "made"):
         for env in opened:
-            env.open()
+            assert env.host, "both run on the host"
+            env.host.open()
 
 
 @contextlib.contextmanager
@@ -39,16 +40,16 @@ def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]
     try:
         progress.checkpoints.open_resources()
         yield
-        if plan.agent.resources:
+        if plan.agent.learning.resources:
             seconds = progress.times["train"] - progress.train_time_before
-            progress.of_replay = summary.of_replay([x.report() for x in plan.agent.resources], seconds)
+            progress.of_replay = summary.of_replay([x.report() for x in plan.agent.learning.resources], seconds)
             terminal.print(f"replay  {console.of_replay(progress.of_replay)}")
     finally:
         progress.join_checkpoint()
-        for resource in plan.agent.resources:
+        for resource in plan.agent.learning.resources:
             resource.close()
-    if plan.agent.resources and not plan.settings.options.keep_replay and progress.is_done_and_saved:
-        num_bytes = replay_dir.delete(plan.folder, [resource.name for resource in plan.agent.resources])
+    if plan.agent.learning.resources and not plan.settings.options.keep_replay and progress.is_done_and_saved:
+        num_bytes = replay_dir.delete(plan.folder, [resource.name for resource in plan.agent.learning.resources])
         terminal.print(f"deleted the files of the replay, {format_bytes(num_bytes)} (--no-keep-replay)")
 
 

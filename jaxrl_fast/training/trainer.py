@@ -52,7 +52,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
         if not options.resume:
             write_config(plan)
         with contextlib.ExitStack() as while_training:
-            use_cache = options.compile_cache and plan.env.on_device and not plan.agent.resources
+            use_cache = options.compile_cache and plan.env.on_device and not plan.agent.learning.resources
             cache = while_training.enter_context(compile_cache.compile_cache(use_cache))
             while_training.enter_context(progress.recording())
             while_training.enter_context(original_errors())
@@ -202,9 +202,10 @@ class Trainer:
     def submit(self, limit: int) -> None:
         """Submit a chunk that ends at update `limit` at the latest."""
         if not self.dispatcher.num_pending:
-            if self.exact_host_resume and self.checkpoints.num_begun > self.num_restarts:
+            host = self.plan.env.host
+            if host and self.exact_host_resume and self.checkpoints.num_begun > self.num_restarts:
                 self.num_restarts = self.checkpoints.num_begun
-                self.plan.env.reseed(self.finished)
+                host.reseed(self.finished)
                 self.dispatcher.state = self.program.restart(self.dispatcher.state)
             self.record()  # the last record has waited for an evaluation
             self.dispatcher.mark_idle()
@@ -269,8 +270,8 @@ class Trainer:
         from jaxrl_fast.training.evaluator import EvaluationInterrupted
 
         index = len(self.tracker.evaluations)
-        if self.exact_host_resume:
-            self.plan.eval_env.reseed(index)
+        if self.exact_host_resume and self.plan.eval_env.host:
+            self.plan.eval_env.host.reseed(index)
         undo = self.checkpoints.mark_eval_envs()
         try:
             learner, interrupted = self.program.learner(self.dispatcher.state), lambda: self.signal is not None

@@ -155,4 +155,5 @@ def release_envs(envs: Iterable[Any]) -> None:
     jax.clear_caches()
     gc.collect()
     for env in envs:
-        env.close()
+        if env.host:
+            env.host.close()

@@ -202,5 +202,5 @@ def test_rollouts_of_on_policy_agents_store_newest_frame_of_stack(algo):
     obs = jax.ShapeDtypeStruct((6,), jnp.float32)
     stacked = env._replace(spec=env.spec._replace(obs=obs, frame_stack=2))
     rows = jnp.arange(6.0 * NUM_ENVS).reshape(NUM_ENVS, 6)
-    np.testing.assert_array_equal(agent_of(algo, stacked).compress_obs(rows).newest, rows[:, 3:])
-    assert agent_of(algo, env).compress_obs(rows) is rows
+    np.testing.assert_array_equal(agent_of(algo, stacked).learning.compress_obs(rows).newest, rows[:, 3:])
+    assert agent_of(algo, env).learning.compress_obs(rows) is rows

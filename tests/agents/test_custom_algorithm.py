@@ -111,6 +111,17 @@ def test_algorithm_given_by_name_trains_resumes_and_evaluates(write, tmp_path):
     assert 0 <= jaxrl_fast.load("run").policy([0.0, 0.0, 0.1, 0.0]) <= 1
 
 
+def test_run_stops_if_weights_of_any_name_are_not_finite(write, capsys):
+    """An algorithm that names its parameters may have infinite numbers elsewhere in its state."""
+    infinite = HILL_CLIMBING.replace('return {"best"', 'return {"most": jnp.float32(jnp.inf), "best"')
+    infinite = infinite.replace('state = {"best"', 'state = {"most": state["most"], "best"')
+    named = infinite.replace("config.rollout_length)", 'config.rollout_length, parameters=lambda s: s["trial"])')
+    for text, status in ((infinite, 1), (named, 0)):
+        assert train.main([write(text), *flags(**OPTIONS | {"tensorboard": "false"}, total_steps=3200)]) == status
+        error = capsys.readouterr().err
+        assert ("seed 0: a parameter is not finite at step" in error) == (status == 1), error
+
+
 @pytest.mark.slow
 def test_fit_accepts_module_and_module_name(write):
     module = importlib.import_module(write(HILL_CLIMBING))

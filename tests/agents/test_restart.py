@@ -19,7 +19,7 @@ def test_ppo_restart_clears_discounted_reward_sums_and_keeps_statistics():
     agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=True), SPEC, 10)
     state = agent.init(jax.random.key(0))
     state = state._replace(rewards=state.rewards._replace(total=jnp.array([1.0, -2.0, 3.0])))
-    after = agent.on_env_restart(state)
+    after = agent.learning.on_env_restart(state)
     np.testing.assert_array_equal(after.rewards.total, [0, 0, 0])
     assert same_bits(after, state._replace(rewards=state.rewards._replace(total=jnp.zeros(3))))
 
@@ -27,7 +27,7 @@ def test_ppo_restart_clears_discounted_reward_sums_and_keeps_statistics():
 def test_ppo_restart_changes_nothing_without_reward_normalization():
     agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=False), SPEC, 10)
     state = agent.init(jax.random.key(0))
-    assert same_bits(agent.on_env_restart(state), state)
+    assert same_bits(agent.learning.on_env_restart(state), state)
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
@@ -41,7 +41,7 @@ def test_dqn_restart_truncates_episodes_at_newest_row(prioritized):
     ring = lambda state: state.replay.ring if prioritized else state.replay
     full = ring(state)._replace(valid=jnp.ones((32, 3), bool), head=jnp.int32(8), size=jnp.int32(32))
     state = state._replace(replay=state.replay._replace(ring=full) if prioritized else full)
-    after = jax.tree.map(np.asarray, ring(agent.on_env_restart(state)))
+    after = jax.tree.map(np.asarray, ring(agent.learning.on_env_restart(state)))
     number = np.arange(32)[:, None] + np.zeros((1, 3), int)
     np.testing.assert_array_equal(after.valid, number != 7)
     np.testing.assert_array_equal(after.last, number == 6)

@@ -9,8 +9,8 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import envs, evaluate, video
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_pool import seeds_of
-from jaxrl_fast.types import HostEnvConfig
 
 pytestmark = pytest.mark.skipif(not envs.is_installed("ale"), reason="the extra ale is not installed")
 N, T = 3, 260
@@ -26,7 +26,7 @@ def played(game, protocol, bridge="auto", seed=0):
     state, first = env.reset(jax.random.key(0))
     steps = jax.jit(lambda state, actions: jax.lax.scan(env.step, state, actions)[1])(state, actions)
     found = jax.tree.map(np.array, (first, steps))
-    env.close()
+    env.host.close()
     return actions, *found, env.spec
 
 
@@ -89,7 +89,7 @@ def test_actions_outside_space_are_clipped():
     for action in ([-7, 99], [2**31 - 1, -(2**31)]):
         state, timestep = env.step(state, jnp.array(action, jnp.int32))
     assert timestep.obs.shape == (2, 84, 84, 4)
-    env.close()
+    env.host.close()
 
 
 @pytest.mark.parametrize(

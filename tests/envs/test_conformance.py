@@ -123,7 +123,7 @@ def random_rollout(env_id):
     def one(carry, key):
         state, timestep, own_state = carry
         action = random_action(env.spec, key, timestep.action_mask)
-        given = env.to_env_action(action)
+        given = env.view.to_env_action(action)
         keys, begins = step_keys(state), timestep.last
         own_state, result = jax.vmap(own.step)(own_state, keys, given)
         state, timestep = env.step(state, action)
@@ -241,7 +241,7 @@ def test_actions_are_clipped_to_suite_bounds(env_id):
     assert random_rollout(env_id).in_bounds.all()
     if isinstance(env.spec.action, Box):
         ends = jnp.stack([jnp.full(env.spec.action.shape, x) for x in (-1.0, 1.0, jnp.nan, jnp.inf)])
-        given = env.to_env_action(ends)
+        given = env.view.to_env_action(ends)
         low, high = (np.broadcast_to(bound, given.shape[1:]) for bound in own.bounds)
         np.testing.assert_allclose(given, [low, high, (low + high) / 2, high], rtol=1e-6, atol=1e-7)
     else:
@@ -300,7 +300,7 @@ def test_host_environment_keeps_time_step_contract(env_id):
         assert timestep.obs.dtype == env.spec.obs.dtype and timestep.obs.shape == (N, *env.spec.obs.shape)
         num_ends += int(timestep.last.sum())
     assert num_ends > 4 and not env.on_device
-    env.close()
+    env.host.close()
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.config import resume
 from jaxrl_fast.envs import drawn
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig
 
 T, N = 60, 4
 
@@ -77,7 +77,7 @@ def play(env, seed=0, num_steps=T):
 def test_step_matches_gymnax_with_gravity_drawn_at_each_reset():
     env = envs.make("CartPole-v1", N, gravity="8..12", max_steps_in_episode=20)
     (_, first), (states, steps) = play(env)
-    assert env.info == ("drawn at each reset: gravity from 8 to 12",)
+    assert env.view.info == ("drawn at each reset: gravity from 8 to 12",)
     gravity = states.env.drawn["gravity"]
     assert gravity.min() >= 8 and gravity.max() < 12
     plain, params = gymnax.make("CartPole-v1")
@@ -95,7 +95,7 @@ def test_step_matches_gymnax_with_gravity_drawn_at_each_reset():
 def test_drawn_parameters_depend_on_seed_and_differ_between_environments():
     make = functools.partial(envs.make, "CartPole-v1", gravity="8..12", masscart="0.5..1.5")
     of = lambda env, seed: play(env, seed, 3)[0][0].env.drawn
-    one, same, other = of(make(N), 0), of(make(2).resize(N, HostEnvConfig()), 0), of(make(N), 1)
+    one, same, other = of(make(N), 0), of(make(2).view.resize(N, HostEnvConfig()), 0), of(make(N), 1)
     for name in ("gravity", "masscart"):
         np.testing.assert_array_equal(one[name], same[name])
         assert len({*one[name].tolist(), *other[name].tolist()}) == 2 * N

@@ -28,6 +28,7 @@ from jaxrl_fast.config import load, resume
 from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import tasks
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.evaluation import saved_run
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.parallel import program
@@ -36,7 +37,7 @@ from jaxrl_fast.rollout import collect
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
-from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, PolicyInput, Transition
+from jaxrl_fast.types import Agent, Box, Decision, Discrete, Learning, PolicyInput, Transition
 from jaxrl_fast.utils.memory import nbytes
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
@@ -257,7 +258,7 @@ def test_async_pools_match_synchronous_pool_across_updates(num_pools, path):
         rollout_length=num_steps, network="mlp", hidden_sizes=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
     )
     agent = agents.load("ppo").make(config, env.spec, 3)
-    whole = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
+    whole = agent._replace(learning=Learning(lambda obs: (agent.learning.compress_obs(obs), obs)))
 
     def update(state, key):
         actors, experience, scores = loop.act(env, whole, state.agent, state.actors, key)
@@ -513,7 +514,7 @@ def test_missing_backend_without_extra_error_names_pip_package(monkeypatch):
 def test_pool_falls_back_to_callback_with_warning_when_ffi_is_unavailable(monkeypatch):
     monkeypatch.setattr(adapter, "ffi_unavailable_reason", lambda: "jaxlib is another")
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
-    assert any("jaxlib is another" in line for line in env.warnings) and not env.info
+    assert any("jaxlib is another" in line for line in env.view.warnings) and not env.view.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
     with pytest.raises(ValueError, match=r"--host-bridge: .* \(jaxlib is another\), got ffi"):
         envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, bridge="ffi"))
@@ -526,7 +527,7 @@ def test_arbitrary_action_arrays_are_rejected_or_stepped_without_crash():
     import functools, sys, warnings
     import jax, jax.numpy as jnp, numpy as np
     from jaxrl_fast import envs
-    from jaxrl_fast.types import HostEnvConfig
+    from jaxrl_fast.envs.host_config import HostEnvConfig
     warnings.simplefilter("ignore")
     chance = np.random.default_rng(0)
     refused = stepped = 0
@@ -562,12 +563,12 @@ def test_arbitrary_action_arrays_are_rejected_or_stepped_without_crash():
 
 
 def test_too_many_threads_give_warning_and_async_pools_give_info():
-    warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).warnings
+    warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).view.warnings
     assert warnings("Pong-v5", 8) == ()
     assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
     many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(num_async_pools=8), num_threads=100)
-    assert any("800 threads in 8 pools" in line for line in many.warnings)
-    assert any("8 pools step asynchronously" in line for line in many.info)
+    assert any("800 threads in 8 pools" in line for line in many.view.warnings)
+    assert any("8 pools step asynchronously" in line for line in many.view.info)
 
 
 @pytest.mark.parametrize(
@@ -584,7 +585,7 @@ def test_too_many_threads_give_warning_and_async_pools_give_info():
 def test_make_warns_of_long_construction_time(name, num_envs, num_cores, seconds, monkeypatch):
     """All cores construct a pool in parallel. There is no warning for a short time."""
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
-    warnings = envs.make(f"envpool/{name}", num_envs, HostEnvConfig(SEED)).warnings
+    warnings = envs.make(f"envpool/{name}", num_envs, HostEnvConfig(SEED)).view.warnings
     wanted = f"making {num_envs} environments takes about {seconds} s on {num_cores} cores"
     assert warnings == (() if seconds is None else (wanted,))
 

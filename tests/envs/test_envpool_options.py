@@ -18,7 +18,8 @@ from jaxrl_fast import envs, train
 from jaxrl_fast.envs import host_pool, spaces
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import probe, qt, tasks
-from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Discrete, EnvSpec
 from jaxrl_fast.utils import devices
 
 KILLERS = [  # envpool itself aborts, faults, raises, or never returns
@@ -252,7 +253,7 @@ def test_async_pools_share_cores(num_cores, async_pools, num_threads, monkeypatc
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
     env = envs.make("envpool/CartPole-v1", 32 * max(async_pools, 1), HostEnvConfig(num_async_pools=async_pools))
     assert env.step.args[0].pools[0].open_pool.args[0].config["num_threads"] == num_threads
-    assert bool(env.warnings) == (async_pools == 16), "16 threads are more than twice 4 cores"
+    assert bool(env.view.warnings) == (async_pools == 16), "16 threads are more than twice 4 cores"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
@@ -275,7 +276,7 @@ def test_ffi_calls_are_tried_in_child_process_when_backend_is_gpu(monkeypatch):
     adapter.ffi_unavailable_reason.cache_clear()
     probe.ffi_failure.cache_clear()
     assert "signal 6, SIGABRT" in adapter.ffi_unavailable_reason()
-    warnings = envs.make("envpool/CartPole-v1", 2, HostEnvConfig()).warnings
+    warnings = envs.make("envpool/CartPole-v1", 2, HostEnvConfig()).view.warnings
     assert any("SIGABRT" in line for line in warnings)
     adapter.ffi_unavailable_reason.cache_clear()
     probe.ffi_failure.cache_clear()
@@ -292,11 +293,11 @@ def test_listed_name_with_slash_resolves_without_backend_prefix():
 def test_render_returns_image_for_families_that_envpool_renders(name):
     env = envs.make(f"envpool/{name}", 2)
     if name == "CartPole-v1":  # jaxrl_fast draws it from its observation
-        assert env.render is None
+        assert env.host.render is None
         return
-    env.open()
+    env.host.open()
     jax.block_until_ready(jax.jit(env.reset)(jax.random.key(0)))
-    image = env.render()
+    image = env.host.render()
     assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3 and image.std() > 0
     devices.release_envs([env])
 

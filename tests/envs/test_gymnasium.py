@@ -19,15 +19,16 @@ from jaxrl_fast.envs import host_env, host_pool
 from jaxrl_fast.envs.gymnasium import description, layout, source
 from jaxrl_fast.envs.gymnasium import process as worker_process
 from jaxrl_fast.envs.gymnasium.pool import WorkerPool
+from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers
 from jaxrl_fast.envs.host_pool import seeds_of
-from jaxrl_fast.types import Box, Discrete, HostEnvConfig, MultiDiscrete
+from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
 from tests.helpers import gym_envs
 from tests.helpers.host_envs import random_actions, run
 
 SEED = (7, 0, 0)
-LOCAL = HostEnvConfig(SEED, env_workers=0)
-TWO = HostEnvConfig(SEED, env_workers=2, env_timeout=60.0)
+LOCAL = HostEnvConfig(SEED, workers=Workers(0))
+TWO = HostEnvConfig(SEED, workers=Workers(2, 60.0))
 CONFIGS = [LOCAL, TWO]
 BRIDGED = [*CONFIGS, *(config._replace(bridge="callback") for config in CONFIGS)]
 BRIDGE_NAMES = ["local", "workers", "local-callback", "workers-callback"]
@@ -76,7 +77,7 @@ def test_rows_match_gymnasium_sync_vector_env(config):
     steps = check_rows(env, gym_envs.Walk, lambda action: action + 5)
     both = steps.last & (steps.discount == 1), steps.last & (steps.discount == 0)
     assert all(kind.any() for kind in both), "terminations and truncations occur"
-    env.close()
+    env.host.close()
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1"])
@@ -87,16 +88,16 @@ def test_rows_of_registered_environments_match_gymnasium_sync_vector_env(name):
         check_rows(env, lambda: gymnasium.make(name), lambda action: (action * bound).astype(np.float32), 220)
     else:
         check_rows(env, lambda: gymnasium.make(name), lambda action: action, 220)
-    env.close()
+    env.host.close()
 
 
 def test_number_of_workers_does_not_change_trajectories():
     actions = np.random.default_rng(1).integers(2, size=(40, 7)).astype(np.int32)
     results = []
     for workers in (0, 1, 3, 7):
-        env = envs.make(f"{MODULE}:Walk", 7, TWO._replace(env_workers=workers))
+        env = envs.make(f"{MODULE}:Walk", 7, TWO._replace(workers=Workers(workers)))
         results.append(run(env, actions))
-        env.close()
+        env.host.close()
     for other in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, results[0], other)
 
@@ -108,7 +109,7 @@ def test_async_pools_and_shards_do_not_change_trajectories():
     halves = envs.make(f"{MODULE}:Walk", 4, LOCAL._replace(num_async_pools=2))
     jax.tree.map(np.testing.assert_array_equal, expected, run(halves, actions))
     for shard in range(2):
-        part = envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(shard=shard, num_shards=2))
+        part = envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(shard=Shard(shard, 2)))
         own = slice(2 * shard, 2 * shard + 2)
         found = run(part, actions[:, own])
         np.testing.assert_array_equal(found[0].obs, expected[0].obs[own])
@@ -127,7 +128,7 @@ def test_environments_differ_and_same_seed_reproduces_trajectories():
 def test_reseed_matches_environments_made_with_new_seed(config):
     env, actions = envs.make(f"{MODULE}:Walk", 4, config), np.zeros((3, 4), np.int32)
     before = run(env, actions)[0].obs
-    env.reseed(5)
+    env.host.reseed(5)
     after = run(env, actions)[0].obs
     assert not np.isin(before[:, 0], after[:, 0]).any()
     fresh = envs.make(f"{MODULE}:Walk", 4, config._replace(seed=(*SEED[:2], 5)))
@@ -287,7 +288,7 @@ def test_options_set_constructor_arguments_and_time_limit():
 )
 def test_make_rejects_wrong_name_or_option_with_one_line_message(make, options, says):
     with pytest.raises(ValueError) as raised:
-        envs.make(make, 2, LOCAL, **options).open()
+        envs.make(make, 2, LOCAL, **options).host.open()
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -400,7 +401,7 @@ def test_environment_exception_keeps_type_and_traceback(config):
     shown = user_traceback(raised.value)
     assert shown.count("Traceback") == 1 and "site-packages" not in shown
     assert '"raise": lambda *outcome: 1 // 0' in shown and shown.rstrip().endswith("by zero")
-    if not config.env_workers:
+    if not config.workers.num:
         assert any(frame.name == "step" for frame in traceback.extract_tb(raised.value.__traceback__))
 
 
@@ -417,7 +418,7 @@ def test_unpicklable_worker_exception_is_raised_as_runtime_error():
     [("die", "ended with exit status 3"), ("abort", "ended by signal 6 (SIGABRT)"), ("hang", "within 2 s")],
 )
 def test_dead_or_hanging_worker_raises_fault_with_step(fault, says):
-    env = faulty(fault, TWO._replace(env_timeout=2.0))
+    env = faulty(fault, TWO._replace(workers=Workers(2, 2.0)))
     with pytest.raises(EnvFault) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
     assert says in str(raised.value) and f"in {WHERE}" in str(raised.value)
@@ -425,7 +426,7 @@ def test_dead_or_hanging_worker_raises_fault_with_step(fault, says):
     if fault == "hang":
         assert processes[0].wait(10) == -signal.SIGKILL, "a hanging worker is killed"
     start = time.perf_counter()
-    env.close()
+    env.host.close()
     assert time.perf_counter() - start < 20 and all(process.poll() is not None for process in processes)
 
 
@@ -459,7 +460,7 @@ class Simulated(gym_envs.Walk):
 @pytest.mark.parametrize("fault", ["", "hang", "die", "abort"])
 def test_no_process_of_environment_remains(fault, tmp_path):
     pids = tmp_path / "pids"
-    config = TWO._replace(env_timeout=2.0)
+    config = TWO._replace(workers=Workers(2, 2.0))
     described = description.describe(source.from_object(Simulated, {"pids": str(pids)}, "simulated"))
     own = described.source._replace(arguments={"pids": str(pids), "fault": fault})
     env = description.from_description(described._replace(source=own), 4, config)
@@ -468,7 +469,7 @@ def test_no_process_of_environment_remains(fault, tmp_path):
             run(env, np.zeros((9, 4), np.int32))
     else:
         run(env, np.zeros((9, 4), np.int32))
-    env.close()
+    env.host.close()
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 5  # one environment was tried
     until = time.monotonic() + 5
@@ -481,15 +482,15 @@ def test_environment_in_use_cannot_be_used_again():
     """Also not by another pool, such as that of evaluation."""
     shared, says = gym_envs.Walk(), "must make a new environment in each call, got the same one twice"
     with pytest.raises(EnvFault, match=says):
-        envs.make(lambda: shared, 2, LOCAL).open()
+        envs.make(lambda: shared, 2, LOCAL).host.open()
     wrapped = lambda: gymnasium.wrappers.TimeLimit(shared, 9)
     one, other = (envs.make(make, 1, LOCAL) for make in (lambda: shared, wrapped))
-    one.open()
+    one.host.open()
     with pytest.raises(EnvFault, match=says):
-        other.open()
-    one.close()
-    other.open()
-    other.close()
+        other.host.open()
+    one.host.close()
+    other.host.open()
+    other.host.close()
 
 
 class Brief(gym_envs.Walk):
@@ -532,7 +533,7 @@ def test_observation_outside_its_space_warns_once(config, capsys):
     capsys.readouterr()
     run(env, np.ones((40, 2), np.int32))
     found = [line for line in capsys.readouterr().err.splitlines() if "leaning" in line]
-    assert 1 <= len(found) <= max(config.env_workers, 1)
+    assert 1 <= len(found) <= max(config.workers.num, 1)
     assert "leaning: observation[0] is not between -1 and 1 as its space declares, got 1." in found[0]
 
 
@@ -554,7 +555,7 @@ def test_render_returns_image_of_environment():
     for config in CONFIGS:
         env = envs.make(f"{MODULE}:Walk", 2, config._replace(render=True))
         run(env, np.zeros((1, 2), np.int32))
-        image = env.render()
+        image = env.host.render()
         assert image.shape == (48, 64, 3) and image.dtype == np.uint8 and (image == 255).any()
 
 
@@ -586,15 +587,15 @@ def test_step_time_estimate_ignores_single_slow_step():
         (200e-6, 200e-6, 3, {}, 0),
         (2e-3, 2e-3, 3, {}, 3),
         (1e-3, 1e-5, 64, {}, 32),
-        (1e-3, 1e-5, 64, dict(num_shards=2), 16),
-        (1e-3, 1e-5, 64, dict(num_shards=2, num_async_pools=2), 8),
+        (1e-3, 1e-5, 64, dict(shard=Shard(num=2)), 16),
+        (1e-3, 1e-5, 64, dict(shard=Shard(num=2), num_async_pools=2), 8),
         (10e-6, 10e-6, 64, dict(num_async_pools=2), 1),
         (200e-6, 200e-6, 64, dict(num_async_pools=2), 2),
-        (10e-6, 10e-6, 16, dict(num_shards=4), 0),
-        (40e-6, 40e-6, 16, dict(num_shards=4), 1),  # shards would take turns in this process
-        (10e-6, 10e-6, 64, dict(env_workers=5), 5),
-        (10e-6, 10e-6, 3, dict(env_workers=5), 3),
-        (1.0, 1.0, 64, dict(env_workers=0), 0),
+        (10e-6, 10e-6, 16, dict(shard=Shard(num=4)), 0),
+        (40e-6, 40e-6, 16, dict(shard=Shard(num=4)), 1),  # shards would take turns in this process
+        (10e-6, 10e-6, 64, dict(workers=Workers(5)), 5),
+        (10e-6, 10e-6, 3, dict(workers=Workers(5)), 3),
+        (1.0, 1.0, 64, dict(workers=Workers(0)), 0),
     ],
 )
 def test_choose_num_workers_follows_step_time_and_cores(step_s, compute_s, num_envs, config, expected, monkeypatch):
@@ -655,9 +656,10 @@ def test_actions_reach_environment_with_dtype_of_its_action_space(space, actions
 ORPHANS = """
 import os, sys, time
 from jaxrl_fast import envs
-from jaxrl_fast.types import HostEnvConfig
-env = envs.make("tests.helpers.gym_envs:Walk", 4, HostEnvConfig((0, 0, 0), env_workers=2), sleep=float(sys.argv[1]))
-env.open()
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+config = HostEnvConfig((0, 0, 0), workers=Workers(2))
+env = envs.make("tests.helpers.gym_envs:Walk", 4, config, sleep=float(sys.argv[1]))
+env.host.open()
 from jaxrl_fast.envs import host_pool
 print(*(one.process.pid for one in host_pool.OPEN_POOLS[0].workers), flush=True)
 pool = host_pool.OPEN_POOLS[0]

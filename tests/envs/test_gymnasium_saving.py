@@ -15,7 +15,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs.gymnasium import copying, description, source
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool
-from jaxrl_fast.types import HostEnvConfig
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 from tests.helpers.gym_envs import Guarded, Walk
 from tests.helpers.runs import bits, records, stop_after
 from tests.helpers.trees import same_bits
@@ -150,23 +150,23 @@ def test_pool_goes_on_when_state_cannot_be_saved_or_restored(make_pool):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pool_continues_from_saved_host_state(workers):
     """Copy the state before the first episode and, later, with a step pending. Rows agree, also across episode ends."""
-    configs = HostEnvConfig((5, 0, 0), env_workers=workers), HostEnvConfig((6, 0, 0), env_workers=0)
+    configs = HostEnvConfig((5, 0, 0), workers=Workers(workers)), HostEnvConfig((6, 0, 0), workers=Workers(0))
     one, other = made = [envs.make(Walk, 3, config, limit=5) for config in configs]
     pools = [env.step.args[0].pools[0] for env in made]
     same = partial(jax.tree.map, np.testing.assert_array_equal)
     try:
-        other.host_state.load(one.host_state.save())
+        other.host.load(one.host.save())
         same(*(pool.reset() for pool in pools))
         for t in range(24):
             for pool in pools if t % 8 else pools[:1]:
                 pool.send(np.array([5, 6, 5 + t // 2 % 2]))
             if t % 8 == 0:
-                other.host_state.load(one.host_state.save())
+                other.host.load(one.host.save())
             rows = [pool.recv() for pool in pools]
             same(*rows)
     finally:
-        one.close()
-        other.close()
+        one.host.close()
+        other.host.close()
 
 
 SHORT: dict = dict(algo="ppo", num_envs=4, total_steps=320, eval_every=96, eval_episodes=4, save_every=0)

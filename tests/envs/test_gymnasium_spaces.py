@@ -10,9 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from jaxrl_fast import envs
 from jaxrl_fast.envs import gymnasium_spaces, spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
-from jaxrl_fast.types import HostEnvConfig
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 
-LOCAL = HostEnvConfig((0, 0, 0), env_workers=0)
+LOCAL = HostEnvConfig((0, 0, 0), workers=Workers(0))
 
 
 class Shown(gymnasium.Env):
@@ -40,7 +40,7 @@ def shown(space, values):
     _, rest = jax.jit(lambda state, actions: jax.lax.scan(env.step, state, actions))(
         state, jnp.zeros((len(values) - 1, 1), jnp.int32)
     )
-    env.close()
+    env.host.close()
     return np.concatenate([first.obs[None], rest.obs])[:, 0]
 
 
@@ -82,7 +82,7 @@ def test_number_that_its_space_cannot_hold_is_rejected():
             return np.array([300]), 0.0, False, False, {}
 
     env = envs.make(lambda: Shown(Box(-9, 9, (1,), np.int8), [[1], [2]]), 1, LOCAL)
-    env.close()
+    env.host.close()
     with pytest.raises(ValueError, match=r"observation must be int8\[1\] as its space declares, got int64\[1\]"):
         envs.make(lambda: Overflowing(Box(-9, 9, (1,), np.int8), [[1], [2]]), 1, LOCAL)
 
@@ -100,7 +100,7 @@ def test_saturated_actions_lie_within_bounds_of_float64(low, high):
     for action in (-1.0, 1.0, 0.3):
         state, timestep = jax.jit(env.step)(state, jnp.full((1, 1), action, jnp.float32))
         assert space.contains(np.asarray(timestep.obs[0], np.float64))
-    env.close()
+    env.host.close()
 
 
 class Strict(gymnasium.Env):
@@ -192,7 +192,7 @@ def test_terminal_state_needs_no_mask():
     assert timestep.last.all() and timestep.action_mask.all()
     state, timestep = env.step(state, jnp.zeros(1, jnp.int32))
     assert timestep.action_mask.sum() == 1
-    env.close()
+    env.host.close()
 
 
 def test_mask_that_resets_do_not_return_is_rejected():

@@ -816,7 +816,7 @@ def test_info_advises_image_option_for_float_shades(shape, high, has_hint):
             return jnp.zeros(shape), *super().step_env(key, state, action, params)[1:]
 
     hint = "observations are floats from 0 to 255: --agent.observations image divides them by 255"
-    assert (hint in envs.make(Shades(), N).info) == has_hint
+    assert (hint in envs.make(Shades(), N).view.info) == has_hint
 
 
 def test_discrete_space_of_other_library_is_accepted_if_it_starts_at_0():

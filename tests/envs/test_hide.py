@@ -16,9 +16,10 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import hide
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.evaluation import video
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig
+from jaxrl_fast.types import View
 from tests.helpers import probes
 from tests.helpers.gym_envs import Mixed
 from tests.helpers.host_envs import run
@@ -58,12 +59,15 @@ def play(env, actions):
     try:
         first, steps = run(env, actions)
     finally:
-        env.close()
+        if env.host:
+            env.host.close()
     return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
 
 
 def config(names, num_pools=0, **others):
-    return HostEnvConfig((3, 0, 0), num_async_pools=num_pools, env_workers=0, hide=names, **others)
+    return HostEnvConfig(
+        (3, 0, 0), num_async_pools=num_pools, workers=Workers(0), wrappers=Wrappers(hide=names), **others
+    )
 
 
 def assert_same_task(steps, others):
@@ -79,7 +83,7 @@ def test_hide_removes_vector_entries_and_changes_nothing_else(env_id, num_pools)
     make = lambda names: envs.make(env_id, N, config(names, num_pools))
     hidden = make(("1", "3"))
     assert hidden.spec == make(()).spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
-    assert any("1, 3" in line for line in hidden.info)
+    assert any("1, 3" in line for line in hidden.view.info)
     actions = np.ones((T, N), np.int32)
     whole, steps = play(make(()), actions)
     found, others = play(hidden, actions)
@@ -102,24 +106,23 @@ def test_hide_removes_parts_of_nested_observation_by_path():
     assert_same_task(steps, others)
     own = jax.tree.map(lambda x: x[0, :2], found)
     own["choices"] = np.array([[1, 0], [2, 1]])  # as the environment returns them, with starts 1 and -1
-    encoded = hidden.encode_obs(own)
+    encoded = hidden.view.encode_obs(own)
     np.testing.assert_array_equal(encoded["choices"], [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
     jax.tree.map(np.testing.assert_array_equal, {**encoded, "choices": 0}, {**own, "choices": 0})
 
 
 def test_hide_removes_dict_entry_and_namedtuple_field_on_device():
-    env = envs.make(Record, 2, HostEnvConfig(hide=("arm/velocity", "step"))).resize(N, HostEnvConfig())
+    without = lambda *names: HostEnvConfig(wrappers=Wrappers(hide=names))
+    env = envs.make(Record, 2, without("arm/velocity", "step")).view.resize(N, HostEnvConfig())
     found, _ = play(env, np.zeros((3, N), np.int32))
     assert set(found) == {"arm"} and found["arm"].velocity is None
     np.testing.assert_array_equal(found["arm"].position[:, 0], [[0, 0], [1, 1], [2, 2], [3, 3]])
-    assert envs.make(Record, N, HostEnvConfig(hide=("arm",))).spec.obs.keys() == {"step"}
+    assert envs.make(Record, N, without("arm")).spec.obs.keys() == {"step"}
 
 
 def test_hide_applies_to_async_pools_and_shards():
     bare = probes.pooled(probes.constant_reward(N))
-    one = bare._replace(
-        encode_obs=lambda obs: obs, spec=bare.spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
-    )
+    one = bare._replace(spec=bare.spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32)), view=View())
     double = lambda timestep: timestep._replace(obs=jnp.stack([timestep.obs[:, 0], timestep.obs[:, 0] + 7], 1))
     env = hide.hide(hide.mapped(one, double), ["0"])
     state, first = env.reset(jax.random.key(0))

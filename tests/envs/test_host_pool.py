@@ -13,10 +13,11 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs, train
 from jaxrl_fast.envs import host_env, host_pool
+from jaxrl_fast.envs.host_config import HostEnvConfig, Shard
 from jaxrl_fast.envs.host_pool import PoolSpec, Row, seeds_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
+from jaxrl_fast.types import Discrete, EnvSpec
 
 SEED = (7, 0, 0)
 FIRST_ACTION = 5  # the environment's actions are 5, 6 and 7
@@ -185,7 +186,7 @@ def test_rows_match_plain_loop():
     first, steps = run(env, actions)
     assert steps.reward.dtype == steps.obs.dtype == np.float32
     check_rows(first, steps, actions)
-    env.close()
+    env.host.close()
 
 
 def test_truncation_has_discount_one_and_reset_row_has_reward_zero():
@@ -210,38 +211,38 @@ def test_number_of_async_pools_does_not_change_trajectories(num_pools):
 
 def test_shards_use_disjoint_seeds():
     for shard in range(2):
-        config = CONFIG._replace(shard=shard, num_shards=2, num_async_pools=2)
-        envs.make("counting/Up-v0", 4, config).open()
+        config = CONFIG._replace(shard=Shard(shard, 2), num_async_pools=2)
+        envs.make("counting/Up-v0", 4, config).host.open()
     assert opened() == seeds_of(SEED, 8) and len(set(opened())) == 8
 
 
 def test_open_and_close_are_idempotent_and_closed_pool_reopens():
     env = envs.make("counting/Up-v0", 2, CONFIG)
-    env.reseed(3)
-    env.close()
+    env.host.reseed(3)
+    env.host.close()
     assert not EVENTS, "nothing was open"
-    env.open()
-    env.open()
+    env.host.open()
+    env.host.open()
     assert opened() == seeds_of((*SEED[:2], 3), 2) and len(host_pool.OPEN_POOLS) == 1
-    env.reseed(4)
+    env.host.reseed(4)
     assert EVENTS[-1] == ("reseed", seeds_of((*SEED[:2], 4), 2))
-    env.close()
-    env.close()
+    env.host.close()
+    env.host.close()
     assert [event for event, *_ in EVENTS] == ["open", "reseed", "close"] and not host_pool.OPEN_POOLS
     assert run(env, random_actions(2, 2))[0].obs.shape == (2, 3)
-    env.close()
+    env.host.close()
 
 
 def test_render_returns_image_of_first_environment():
     env = envs.make("counting/Up-v0", 2, CONFIG)
     run(env, random_actions(1, 2))
-    assert (env.render() == 1).all()
-    env.close()
+    assert (env.host.render() == 1).all()
+    env.host.close()
 
 
 def test_to_env_action_clips_and_adds_action_start():
     env = envs.make("counting/Up-v0", 3, CONFIG)
-    np.testing.assert_array_equal(env.to_env_action(jnp.array([-4, 1, 9])), [5, 6, 7])
+    np.testing.assert_array_equal(env.view.to_env_action(jnp.array([-4, 1, 9])), [5, 6, 7])
 
 
 ERRORS = [BrokenError(3, "a wheel came off"), KeyboardInterrupt("once"), ValueError("no")]
@@ -258,10 +259,10 @@ def test_pool_exception_propagates_unchanged_with_traceback(error, num_pools):
     assert raised.value is error and not host_env.ERRORS
     frames = traceback.extract_tb(raised.value.__traceback__)
     assert any(frame.name == "recv" and frame.line == 'raise self.options["error"]' for frame in frames)
-    env.close()
+    env.host.close()
     other = envs.make("counting/Up-v0", 2, CONFIG)
     check_rows(*run(other, random_actions(20, 2)), random_actions(20, 2))
-    other.close()
+    other.host.close()
 
 
 def test_unrelated_jax_error_is_not_replaced():
@@ -274,7 +275,7 @@ def test_observation_of_wrong_shape_is_rejected():
     says = r"^counting/Up-v0: obs must have shape \(2, 3\), got \(2, 2\)$"
     with pytest.raises(ValueError, match=says), host_env.original_errors():
         run(env, random_actions(3, 2))
-    env.close()
+    env.host.close()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from PIL import Image
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs import frames, image
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 from jaxrl_fast.rl import frame_stack
-from jaxrl_fast.types import HostEnvConfig
+from jaxrl_fast.types import Learning
 from tests.helpers import gym_envs, probes
 from tests.helpers.host_envs import random_actions, run
 
@@ -85,7 +86,8 @@ def play(env, num_steps=T):
     try:
         first, steps = run(env, random_actions(env.spec, num_steps))
     finally:
-        env.close()
+        if env.host:
+            env.host.close()
     return np.concatenate([first.obs[None], steps.obs]), steps
 
 
@@ -101,7 +103,7 @@ def stacked(frames, last, num_frames):
 
 @pytest.mark.parametrize(("shape", "num_pools"), [((H, W, 3), 0), ((H, W), 3), ((3, H, W), 0)])
 def test_frame_stack_matches_queue_of_frames(shape, num_pools):
-    config = HostEnvConfig(seed=(3, 0, 0), num_async_pools=num_pools, env_workers=0)
+    config = HostEnvConfig(seed=(3, 0, 0), num_async_pools=num_pools, workers=Workers(0))
     bare, steps = play(envs.make(partial(Noise, shape), N, config))
     env = envs.make(partial(Noise, shape), N, config, frame_stack="4")
     assert env.spec.frame_stack == 4 and env.spec.obs.shape == (H, W, 4 if len(shape) == 2 else 12)
@@ -115,7 +117,7 @@ def test_frame_stack_matches_queue_of_frames(shape, num_pools):
 
 
 def test_frame_stack_on_device_matches_expected_frames_after_resize():
-    env = envs.make(Ramp, 1, frame_stack=3).resize(2, HostEnvConfig())
+    env = envs.make(Ramp, 1, frame_stack=3).view.resize(2, HostEnvConfig())
     assert env.spec.num_envs == 2 and env.spec.obs.shape == (H, W, 3)
     found, _ = play(env, 7)
     expected = [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [0, 0, 0], [0, 0, 1]]
@@ -156,7 +158,7 @@ def test_gray_and_resize_on_host_match_device_bitwise(size, new):
 @pytest.mark.parametrize("env_workers", [0, 2])
 def test_python_environments_change_frames_on_host(shape, env_workers):
     """A pool holds small frames, which are those that the device makes of whole ones."""
-    config = HostEnvConfig(seed=(3, 0, 0), env_workers=env_workers)
+    config = HostEnvConfig(seed=(3, 0, 0), workers=Workers(env_workers))
     whole = envs.make(partial(Noise, shape), N, config)
     bare, _ = play(whole, 8)
     env = envs.make(partial(Noise, shape), N, config, gray=True, resize="9x10", frame_stack=2)
@@ -164,7 +166,7 @@ def test_python_environments_change_frames_on_host(shape, env_workers):
     assert env.spec.obs == jax.ShapeDtypeStruct((9, 10, 2), jnp.uint8) and env.spec.frame_stack == 2
     expected = image.change(image.Frames(True, (9, 10)), bare.reshape(-1, *whole.spec.obs.shape))
     np.testing.assert_array_equal(found[..., 1:], expected.reshape(9, N, 9, 10, 1))
-    (pool,) = env.open.args[0]
+    (pool,) = env.host.open.args[0]
     assert pool.rows.obs.shape == (N, 9, 10, 1)
 
 
@@ -215,7 +217,7 @@ def test_frame_skip_is_refused_with_action_masks(env, options):
         ValueError, match=r"^frame_skip: the action masks of \S+ may forbid an action .*, got 2; use 1$"
     ):
         envs.make(env, 2, frame_skip=2, **options)
-    envs.make(env, 2, frame_skip=1, **options).close()
+    assert envs.make(env, 2, frame_skip=1, **options).spec.has_action_mask
 
 
 def test_rollout_stores_single_frames_and_rebuilds_stacks():
@@ -229,9 +231,10 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
         try:
             return probes.experience(env, agent._replace(**changes), agent.init(jax.random.key(0)))
         finally:
-            env.close()
+            if env.host:
+                env.host.close()
 
-    kept, whole = collect(), collect(compress_obs=lambda obs: obs)
+    kept, whole = collect(), collect(learning=Learning())
     assert kept.steps.obs.newest.shape == (T, N, H, W, 3) and whole.steps.obs.shape == (T, N, H, W, 12)
     rows, frames = frame_stack.encode_rollout(4, kept)
     decoded = jax.jit(frame_stack.decode, static_argnums=0)(4, frames, rows)
@@ -281,6 +284,6 @@ def test_environment_option_takes_precedence_over_image_option():
 
 
 def test_resize_to_same_size_keeps_frames_of_async_pools():
-    config = HostEnvConfig((3, 0, 0), num_async_pools=3, env_workers=0)
+    config = HostEnvConfig((3, 0, 0), num_async_pools=3, workers=Workers(0))
     (bare, _), (found, _) = (play(envs.make(Noise, N, config, **o), 3) for o in ({}, {"resize": "18x20"}))
     np.testing.assert_array_equal(found, bare)

@@ -64,9 +64,9 @@ def test_check_render_tries_task_with_its_options(monkeypatch):
     monkeypatch.setattr(probe, "image_failure", lambda *words: tried.append(words) or "")
     env = envs.make(f"envpool/{NAME}", 2, max_episode_steps=7)
     assert not tried, "training needs no image"
-    env.check_render()
+    env.host.check_render()
     assert tried == [(NAME, '{"max_episode_steps": 7, "num_threads": 1}')]
-    envs.make("envpool/Pong-v5", 1).check_render()
+    envs.make("envpool/Pong-v5", 1).host.check_render()
     assert len(tried) == 1, "Atari renders without OpenGL"
 
 
@@ -81,7 +81,7 @@ def test_check_render_error_includes_remedy(loaded, failure, words, monkeypatch)
     monkeypatch.setattr(opengl, "load", lambda: loaded)
     monkeypatch.setattr(probe, "image_failure", lambda *_: failure)
     with pytest.raises(ValueError) as refusal:
-        envs.make(f"envpool/{NAME}", 1).check_render()
+        envs.make(f"envpool/{NAME}", 1).host.check_render()
     assert str(refusal.value) == f"envpool/{NAME} cannot be drawn: {words}"
 
 

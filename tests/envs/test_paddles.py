@@ -206,5 +206,5 @@ def test_make_rejects_invalid_option_with_one_line_message(options, problem):
     ],
 )
 def test_option_without_effect_is_a_warning(options, idle):
-    warnings = envs.make("Paddles", 2, **options).warnings
+    warnings = envs.make("Paddles", 2, **options).view.warnings
     assert [line.partition(": has no effect; ")[0] for line in warnings] == idle

@@ -11,7 +11,8 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs import previous
-from jaxrl_fast.types import HostEnvConfig, MultiDiscrete
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.types import MultiDiscrete
 from tests.helpers import probes
 from tests.helpers.gym_envs import Mixed
 from tests.helpers.host_envs import random_actions, run
@@ -39,7 +40,8 @@ class Drive(gymnasium.Env):
 
 
 def make(env_id, observes, num_pools=0, num_envs=N, **options):
-    config = HostEnvConfig((3, 0, 0), num_async_pools=num_pools, env_workers=0, observe_previous=observes)
+    wrappers = Wrappers(observe_previous=observes)
+    config = HostEnvConfig((3, 0, 0), num_async_pools=num_pools, workers=Workers(0), wrappers=wrappers)
     return envs.make(env_id, num_envs, config, **options)
 
 
@@ -47,7 +49,8 @@ def play(env, actions):
     try:
         first, steps = run(env, actions)
     finally:
-        env.close()
+        if env.host:
+            env.host.close()
     return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
 
 
@@ -117,9 +120,9 @@ def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
     run = fit(observe_previous=True, run_dir=str(tmp_path / "run"))
     trained = jaxrl_fast.load(run.folder)
     assert [x.shape for x in trained.env.spec.obs] == [(16,), (4,), (1,)]
-    assert [x.shape for x in trained.env.own_obs] == [(), (4,), (1,)]
+    assert [x.shape for x in trained.env.view.own_obs] == [(), (4,), (1,)]
     own = np.array([0, 5]), np.eye(4)[:2].astype(np.float32), np.zeros((2, 1), np.float32)
-    encoded = trained.env.encode_obs(own)
+    encoded = trained.env.view.encode_obs(own)
     np.testing.assert_array_equal(encoded[0], one_hot([0, 5], 16))
     assert run.export(to="stablehlo").is_dir()  # export checks its result against the policy
 

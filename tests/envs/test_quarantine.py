@@ -13,9 +13,11 @@ from gymnax.environments import spaces
 import jaxrl_fast
 from jaxrl_fast import async_rollout, envs, rollout
 from jaxrl_fast.envs import quarantine, time_limit
+from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.host import HostEnv
 from jaxrl_fast.replay import ring
 from jaxrl_fast.training import evaluator
-from jaxrl_fast.types import Agent, Decision, Discrete, HostEnvConfig, Transition
+from jaxrl_fast.types import Agent, Decision, Discrete, Transition, View
 from tests.helpers import probes
 from tests.helpers.gym_envs import Walk
 from tests.helpers.runs import records
@@ -63,7 +65,7 @@ class Unstable:
 def make(kind="obs", num_envs=N, on_device=True, share=0.5):
     """Return a guarded environment. If not on_device, it cannot be reset from outside, like a pool of envpool."""
     env = envs.make(Unstable(kind, share), num_envs)
-    return quarantine.guard(env._replace(on_device=on_device))
+    return quarantine.guard(env if on_device else env._replace(host=HostEnv()))
 
 
 def counting_agent(num_steps=T):
@@ -156,7 +158,7 @@ def test_vmapped_seeds_match_single_seed_in_quarantine():
 
 def test_quarantined_rows_of_async_pools_match_plain_loop():
     """Use two pools, each with half of the environments. The policy ignores observations, so its lag has no effect."""
-    parts = [probes.pooled(envs.make(Unstable(), N // 2)._replace(on_device=False)) for _ in range(2)]
+    parts = [probes.pooled(envs.make(Unstable(), N // 2)) for _ in range(2)]
 
     def reset(key):
         states, timesteps = zip(*(part.reset(k) for part, k in zip(parts, jax.random.split(key))))
@@ -173,8 +175,8 @@ def test_quarantined_rows_of_async_pools_match_plain_loop():
         return (tuple(states), state[1]), timestep
 
     first = parts[0]
-    spec, pools = first.spec._replace(num_envs=N), first.pools._replace(num=2, send=send, receive=receive)
-    env = quarantine.guard(first._replace(reset=reset, spec=spec, pools=pools, resize=None))
+    host = HostEnv(pools=first.pools._replace(num=2, send=send, receive=receive))
+    env = quarantine.guard(first._replace(reset=reset, spec=first.spec._replace(num_envs=N), host=host, view=View()))
     agent = counting_agent()
 
     @jax.jit
@@ -209,7 +211,7 @@ def test_n_step_target_stops_before_failed_row_of_next_rollout():
 
 
 def test_resize_and_terminating_time_limit_keep_quarantine():
-    env = time_limit.terminating(make()).resize(3, HostEnvConfig())
+    env = time_limit.terminating(make()).view.resize(3, HostEnvConfig())
     _, experience, metrics = play(env)
     assert metrics["quarantined"] > 0 and experience.steps.obs.shape == (T, 3, 2)
     assert np.isfinite(experience.steps.obs).all()
@@ -218,12 +220,12 @@ def test_resize_and_terminating_time_limit_keep_quarantine():
 @pytest.mark.parametrize(("fault", "num_workers"), [("nan", 0), ("nan", 2), ("reward nan", 0), ("reward huge", 0)])
 def test_gymnasium_pool_resets_after_failed_step(fault, num_workers):
     """Step 3 of each episode fails. Each episode gives two valid rows, the failed row, and the reset row."""
-    config = HostEnvConfig(seed=(0,), env_workers=num_workers, quarantine=True)
+    config = HostEnvConfig(seed=(0,), workers=Workers(num_workers), wrappers=Wrappers(quarantine=True))
     env = envs.make(Walk, 2, config, size=9.0, fault=fault, fault_at=3)
     try:
         _, experience, metrics = play(env, 12)
     finally:
-        env.close()
+        env.host.close()
     steps = experience.steps
     np.testing.assert_array_equal(steps.obs[..., 1], np.tile([[0, 1, 2, 2]], 3).T.repeat(2, 1))
     np.testing.assert_array_equal(steps.valid, np.tile([[True, True, False, False]], 3).T.repeat(2, 1))

@@ -11,8 +11,8 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import time_limit
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig
 from tests.helpers import probes
 
 T = 24
@@ -36,7 +36,7 @@ def assert_only_ends_differ(plain, terminating):
     "make",
     [
         partial(envs.make, "CartPole-v1", max_steps_in_episode=5),
-        lambda num_envs: envs.make("CartPole-v1", 1, max_steps_in_episode=5).resize(num_envs, HostEnvConfig()),
+        lambda num_envs: envs.make("CartPole-v1", 1, max_steps_in_episode=5).view.resize(num_envs, HostEnvConfig()),
         partial(envs.make, "envpool/CartPole-v1", max_episode_steps=5),
     ],
     ids=["gymnax", "resized", "envpool"],
@@ -48,7 +48,7 @@ def test_terminating_time_limit_sets_discount_zero_at_truncation(make):
 
 def test_terminating_time_limit_survives_resize():
     env = time_limit.terminating(envs.make("CartPole-v1", 2, max_steps_in_episode=5))
-    steps = play(env.resize(7, HostEnvConfig()))
+    steps = play(env.view.resize(7, HostEnvConfig()))
     assert steps.last.shape == (T, 7)
     np.testing.assert_array_equal(steps.discount, 1 - steps.last)
 

@@ -23,6 +23,7 @@ from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
+from jaxrl_fast.host import HostEnv
 from jaxrl_fast.kernels import build
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, PolicyInput
 
@@ -101,7 +102,7 @@ def of_settings(settings: Settings, env, seed=0):
 def image_env(num_actions=6, shape=(84, 84, 4)):
     """Return an environment with the spec of Atari, without a pool."""
     spec = EnvSpec("envpool/Pong-v5", ShapeDtypeStruct(shape, np.uint8), Discrete(num_actions), 1, shape[-1])
-    return Env(None, None, spec, on_device=False)
+    return Env(None, None, spec, HostEnv())
 
 
 def is_atari(name):
@@ -148,7 +149,9 @@ def place(folder, saved, to, sampled=False):
     exported = _build(saved, Options(to=to, sampled=sampled), folder)
     write(exported)
     obs = check.observations(saved.env.spec.obs, NUM_ROWS, seed=1)
-    wanted = jax.jit(lambda obs: saved.env.to_env_action(policy.greedy(saved.agent, saved.learners, obs, ())[0]))(obs)
+    wanted = jax.jit(lambda obs: saved.env.view.to_env_action(policy.greedy(saved.agent, saved.learners, obs, ())[0]))(
+        obs
+    )
     np.savez(folder / "data.npz", obs=obs, wanted=np.asarray(wanted))
     return exported
 
@@ -320,7 +323,9 @@ def test_npz_rejects_states_not_encoded_as_one_hot_from_0(first, num):
     """Check the states 1 to 3, and the states 0 to 2 of which the last one is encoded as zeros."""
     env = envs.make(States, 1)
     encode = lambda states: jnp.pad(jax.nn.one_hot(states - first, num), ((0, 0), (0, 3 - num)))
-    env = env._replace(spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), encode_obs=encode)
+    env = env._replace(
+        spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), view=env.view._replace(encode_obs=encode)
+    )
     with pytest.raises(ValueError, match=r"^--to npz: needs the states 0, 1, ... as one-hot vectors, got another"):
         _build(untrained(env, "ppo", hidden_sizes=[4]), Options(to="npz"), Path("out"))
 

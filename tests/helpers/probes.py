@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast import rollout
-from jaxrl_fast.types import Agent, AsyncPools, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
+from jaxrl_fast.host import AsyncPools, HostEnv
+from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
 
 GAMMA = 0.9
 QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run
@@ -163,7 +164,7 @@ def pooled(env: Env, overlap: bool = False) -> Env:
         return (state, action), timestep
 
     send = lambda i, state, action: (state[0], action)
-    return env._replace(reset=reset, pools=AsyncPools(1, send, receive, overlap))
+    return env._replace(reset=reset, host=HostEnv(pools=AsyncPools(1, send, receive, overlap)))
 
 
 def reset(rules: Rules, num_envs: int, key: Key) -> tuple[State, TimeStep]:

@@ -11,10 +11,11 @@ from jaxrl_fast import agents, async_rollout, envs
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import host_pool, sharded
 from jaxrl_fast.envs.envpool import tasks
+from jaxrl_fast.envs.host_config import HostEnvConfig, Shard
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig, Parallelism
+from jaxrl_fast.types import Parallelism
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
 from tests.helpers.runs import same, stop_after
@@ -27,7 +28,7 @@ NUM_SHARDS = 2
 def sharded_env(name, num_envs, host_config, **options):
     """Return the environments of `name` with N / NUM_SHARDS of them in each shard."""
     make = lambda i: envs.make(
-        name, num_envs // NUM_SHARDS, host_config._replace(shard=i, num_shards=NUM_SHARDS), **options
+        name, num_envs // NUM_SHARDS, host_config._replace(shard=Shard(i, NUM_SHARDS)), **options
     )
     return sharded.join([make(i) for i in range(NUM_SHARDS)], AXIS)
 
@@ -155,7 +156,7 @@ def test_shards_divide_cores_and_pool_threads(monkeypatch):
     """Cores and an explicit num_threads are divided by the number of shards."""
     monkeypatch.setattr(tasks, "num_cores", lambda: 8)
     threads = lambda num_shards, **options: tasks.describe(
-        "CartPole-v1", 16, options, HostEnvConfig(num_shards=num_shards)
+        "CartPole-v1", 16, options, HostEnvConfig(shard=Shard(num=num_shards))
     ).config["num_threads"]
     assert [threads(1), threads(2), threads(16), threads(2, num_threads=6)] == [8, 4, 1, 3]
 

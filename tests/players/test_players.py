@@ -15,7 +15,7 @@ from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
 from jaxrl_fast.training import env_check, evaluator
-from jaxrl_fast.types import Agent, Decision, Discrete, PolicyInput
+from jaxrl_fast.types import Agent, AgentPlayers, Decision, Discrete, PolicyInput
 from tests.helpers import runs
 from tests.helpers.trees import same_bits
 
@@ -134,7 +134,7 @@ def test_shared_policy_observes_one_hot_player_number():
     assert not np.isclose(in_order[0], in_order[2]).all()
     for player in range(3):
         np.testing.assert_allclose(
-            logits(agent.of_player(player)), np.repeat(in_order[2 * player][None], 6, 0), rtol=1e-5
+            logits(agent.players.of_player(player)), np.repeat(in_order[2 * player][None], 6, 0), rtol=1e-5
         )
 
 
@@ -227,11 +227,11 @@ def test_scores_are_reported_per_episode_and_per_player():
     over = jnp.array([[False, True, False, True], [True, False, True, False]])
     score = jnp.array([[9.0, 1.0, 9.0, -1.0], [2.0, 9.0, -4.0, 9.0]])
     valid, length = ~over, jnp.full((2, 4), 3)
-    found = rollout.scores_of_games(env, SimpleNamespace(is_scored=None), valid, over, score, length, ())
+    found = rollout.scores_of_games(env, SimpleNamespace(players=AgentPlayers()), valid, over, score, length, ())
     expected = {"episodes": 2, "valid_steps": 2, "return_sum": -1, "return_min": -4, "return_max": 2, "length_sum": 6}
     expected |= {"episodes/left": 2, "episodes/right": 2, "return_sum/left": 3, "return_sum/right": -5}
     assert {name: float(found[name]) for name in expected} == expected
-    learner = SimpleNamespace(is_scored=self_play.is_learner)
+    learner = SimpleNamespace(players=AgentPlayers(is_scored=self_play.is_learner))
     found = rollout.scores_of_games(env, learner, valid, over, score, length, ())
     expected = {"episodes": 2, "valid_steps": 2, "return_sum": 1, "episodes/left": 1, "return_sum/right": -1}
     assert {name: float(found[name]) for name in expected} == expected

@@ -10,8 +10,9 @@ from hypothesis import given
 
 from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents import configs
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.rl import frame_stack
-from jaxrl_fast.types import HostEnvConfig, Rollout, Transition
+from jaxrl_fast.types import Learning, Rollout, Transition
 from tests.helpers.histories import CASES, STACKED, history, same, seeds
 
 pytestmark = pytest.mark.unit
@@ -87,7 +88,7 @@ def test_update_on_single_frames_matches_update_on_full_stacks(algo, async_pools
     @jax.jit
     def act(key):
         """The same rollout twice: with single frames, and with full stacks."""
-        both = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
+        both = agent._replace(learning=Learning(lambda obs: (agent.learning.compress_obs(obs), obs)))
         key_begin, *keys = jax.random.split(key, 3)
         play = lambda actors, key: loop.act(env, both, state, actors, key)[:2]
         _, rollouts = jax.lax.scan(play, loop.restart_envs(env, both, state, key_begin), jnp.stack(keys))

@@ -22,6 +22,7 @@ from jaxrl_fast import evaluate
 from jaxrl_fast.config import load
 from jaxrl_fast.config import settings as config_settings
 from jaxrl_fast.config.population import Member, by_member
+from jaxrl_fast.host import HostEnv
 from jaxrl_fast.parallel import placement
 from jaxrl_fast.plotting import sweep_figures
 from jaxrl_fast.runs import checkpoint, files
@@ -387,7 +388,7 @@ def test_split_to_fit_gives_host_env_one_member(monkeypatch):
     from jaxrl_fast import envs
 
     make = envs.make
-    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
+    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(host=HostEnv()))
     asked = ask(TINY + " --num-envs 2 --seed 0..2")
     assert [len(part.members) for part in prepare.split_to_fit(asked.groups[0], asked.columns)] == [1, 1, 1]
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_fast.host import HostEnv
 from jaxrl_fast.training import evaluator as playing
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, EpisodeScore, TimeStep
 from jaxrl_fast.utils.random import key_of_seed
@@ -157,7 +158,9 @@ def test_host_evaluation_equals_device_evaluation(monkeypatch):
     monkeypatch.setattr(playing, "MAX_STEPS", playing.BLOCK)
     size = playing.BLOCK + 1
     device, host = (
-        playing.Evaluator(toy_env(size)._replace(on_device=on_device), toy_agent(size), [0], 2 * size)(jnp.int32(1), 0)
+        playing.Evaluator(
+            toy_env(size)._replace(host=None if on_device else HostEnv()), toy_agent(size), [0], 2 * size
+        )(jnp.int32(1), 0)
         for on_device in (True, False)
     )
     assert device == host and device[1]["eval_truncated"] == 1
@@ -165,7 +168,7 @@ def test_host_evaluation_equals_device_evaluation(monkeypatch):
 
 def test_host_evaluation_scores_unfinished_episode_at_step_limit(monkeypatch):
     monkeypatch.setattr(playing, "MAX_STEPS", playing.BLOCK)
-    env = toy_env(playing.BLOCK + 1)._replace(on_device=False)
+    env = toy_env(playing.BLOCK + 1)._replace(host=HostEnv())
     _, total = playing.Evaluator(env, toy_agent(env.spec.num_envs), [0], env.spec.num_envs)(jnp.int32(1), 0)
     assert (total["eval_return_max"], total["eval_truncated"]) == (playing.BLOCK, 0)
 

@@ -50,12 +50,12 @@ def test_auto_replay_storage_is_first_with_enough_room(free):
     """
     free(GB)
     made = planned()
-    assert storage_of(made) == ("device", "auto") and not made.agent.resources and not made.replay_note
+    assert storage_of(made) == ("device", "auto") and not made.agent.learning.resources and not made.replay_note
     on_device = nbytes(memory.program.abstract(made.env, lambda env: made.agent.init(memory.key_of_seed(0))).replay)
     assert made.needs.replay == on_device
     free(GB // 5)
     made = planned()
-    assert storage_of(made) == ("host", "zstd") and len(made.agent.resources) == 1
+    assert storage_of(made) == ("host", "zstd") and len(made.agent.learning.resources) == 1
     assert made.needs.replay == on_device - 400 * 1_000_000 + 8
     assert "in the host memory" in made.replay_note and "400.0 MB as they are" in made.replay_note
     assert storage_of(planned(replay_compression="none")) == ("disk", "none")

@@ -26,6 +26,7 @@ import jaxrl_fast
 from jaxrl_fast import evaluate, train, video
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import __main__ as envs_command
+from jaxrl_fast.host import HostEnv
 from jaxrl_fast.kernels import build
 from jaxrl_fast.loggers import jsonl, terminal
 from jaxrl_fast.parallel import program
@@ -472,7 +473,7 @@ def test_host_environment_rejects_several_seeds(monkeypatch, capsys, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     make = envs.make
-    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
+    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(host=HostEnv()))
     assert train.main(["ppo", "--num-seeds", "2"]) == 2
     assert "--num-seeds: must be 1" in capsys.readouterr().err
 

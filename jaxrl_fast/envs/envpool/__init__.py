@@ -12,9 +12,10 @@ import envpool
 
 from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.envs.envpool.pool import EnvpoolPool, choose_bridge
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_env import make_env
 from jaxrl_fast.envs.host_pool import HostPool, num_envs_per_pool
-from jaxrl_fast.types import Env, HostEnvConfig
+from jaxrl_fast.types import Env
 from jaxrl_fast.utils import formatting
 
 SLOW_BUILD_S = 10  # warn if making the environments takes longer
@@ -41,7 +42,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: Host
     """Return N environments of one task. Raise ValueError if the task or an option is not supported."""
     task = tasks.describe(name, num_envs_per_pool(num_envs, host_config), options, host_config)
     bridge, warnings = choose_bridge(host_config.bridge)
-    warnings += _resource_warnings(task, host_config.num_shards * max(host_config.num_async_pools, 1))
+    warnings += _resource_warnings(task, host_config.shard.num * max(host_config.num_async_pools, 1))
     return make_env(task.pool, functools.partial(_open, task), host_config, bridge, warnings)
 
 

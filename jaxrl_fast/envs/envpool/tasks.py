@@ -15,8 +15,9 @@ import numpy as np
 
 from jaxrl_fast.envs.envpool import opengl, probe, qt
 from jaxrl_fast.envs.gymnasium_spaces import action_space, as_tree, encode, is_channel_first_image
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_pool import PoolSpec
-from jaxrl_fast.types import EnvSpec, HostEnvConfig, PyTree
+from jaxrl_fast.types import EnvSpec, PyTree
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.devices import num_cores
 from jaxrl_fast.utils.errors import why
@@ -114,7 +115,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], host_config: 
     if not given.keys() <= (SAFE_ATARI_OPTIONS if is_atari else SAFE_OPTIONS):
         _try(env_id, name, config, given)
     threads = given.get("num_threads") or _num_threads(num_envs, host_config)  # 0 is envpool's default
-    config["num_threads"] = max(threads // host_config.num_shards, 1)
+    config["num_threads"] = max(threads // host_config.shard.num, 1)
     spec = _specify(env_id, name, config)
     action, start, bounds = action_space(env_id, spec.action_space)
     raw, spaces = _observation(env_id, spec)
@@ -160,7 +161,7 @@ def _num_threads(num_envs: int, host_config: HostEnvConfig) -> int:
     twice as many threads as there are cores.
     """
     share = 2 * num_cores() // max(host_config.num_async_pools, 1)
-    return min(num_envs * host_config.num_shards, num_cores(), max(share, 1))
+    return min(num_envs * host_config.shard.num, num_cores(), max(share, 1))
 
 
 def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxrl_fast.envs.games import paddles
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.types import Env, HostEnvConfig
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Env
 
 GAMES = {"Paddles": paddles.Paddles}
 
@@ -20,7 +21,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: Host
     del host_config
     paddles.check_options(options)
     env = adapt(GAMES[name], num_envs, options, f"games/{name}", GAMES[name])
-    return env._replace(warnings=paddles.unused(options))
+    return env._replace(view=env.view._replace(warnings=paddles.unused(options)))
 
 
 def option_names(name: str) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_env import make_env
 from jaxrl_fast.envs.host_pool import HostPool, PoolSpec, num_envs_per_pool
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, HostEnvConfig, MultiDiscrete, PyTree, Space
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
 from jaxrl_fast.utils.devices import num_cores
 
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
@@ -40,7 +41,7 @@ class Description(NamedTuple):
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments; one is made and tried first."""
-    return from_description(describe(source, config.quarantine), num_envs, config)
+    return from_description(describe(source, config.wrappers.quarantine), num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -49,20 +50,19 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
     num_workers = choose_num_workers(described, num, config)
     open_pool = functools.partial(_open, described, num_workers, config)
-    env = make_env(pool, open_pool, config, choose_bridge(described.source.env_id, config.bridge))
-    again = functools.partial(from_description, described)
-    steps = f"{num_workers} worker processes step" if num_workers > 1 else "1 worker process steps"
-    info = (f"{steps} the environments of each pool",) if num_workers else ()
-    return env._replace(resize=again, info=(*env.info, *info))
+    bridge = choose_bridge(described.source.env_id, config.bridge)
+    env = make_env(pool, open_pool, config, bridge, num_workers=num_workers)
+    return env._replace(view=env.view._replace(resize=functools.partial(from_description, described)))
 
 
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
     del index
     env_id, make = described.source.env_id, described.source.maker(config.render)
+    quarantine = config.wrappers.quarantine
     method = lambda: described.copy_method()[0]
     if not num_workers:
-        return LocalPool(env_id, make, described.layout, seeds, config.quarantine, method)
-    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.env_timeout, config.quarantine, method)
+        return LocalPool(env_id, make, described.layout, seeds, quarantine, method)
+    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.workers.timeout, quarantine, method)
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
@@ -71,13 +71,13 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     Without workers, the environments of all pools and shards take turns in this process, because Python runs in one
     thread at a time.
     """
-    if config.env_workers != "auto":
-        return min(int(config.env_workers), num_envs)
+    if config.workers.num != "auto":
+        return min(int(config.workers.num), num_envs)
     waits = described.compute_s < WAITING * described.step_s
-    num_pools = max(config.num_async_pools, 1) * config.num_shards
+    num_pools = max(config.num_async_pools, 1) * config.shard.num
     most = min(num_envs, max((MAX_WAITING if waits else num_cores()) // num_pools, 1))
-    at_once = most * config.num_shards
-    saved_s = num_envs * config.num_shards * described.step_s * (1 - 1 / at_once)
+    at_once = most * config.shard.num
+    saved_s = num_envs * config.shard.num * described.step_s * (1 - 1 / at_once)
     if at_once > 1 and saved_s >= MIN_SAVED_S:
         return most
     return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes

@@ -17,7 +17,8 @@ from jaxrl_fast.envs import drawn, frame_skip, players, spaces
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one
 from jaxrl_fast.envs.gymnax.tracing import traced
-from jaxrl_fast.types import Env, EpisodeScore, HostEnvConfig, Key, PyTree, TimeStep
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Env, EpisodeScore, Key, PyTree, TimeStep, View
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
@@ -113,16 +114,14 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
     single = single._replace(spec=single.spec._replace(num_envs=num_envs))
     encode_all = jax.vmap(functools.partial(encode, single))
     own_obs, encode_obs = spaces.own_observation(single.raw_obs, single.spec.obs, encode_all)
-    env = Env(
-        functools.partial(reset, single),
-        functools.partial(step, single),
-        single.spec,
-        own_obs=own_obs,
-        encode_obs=encode_obs,
+    view = View(
         to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
+        encode_obs=encode_obs,
+        own_obs=own_obs,
         info=(*_unscaled(single), *([single.env.info] if isinstance(single.env, drawn.Drawn) else [])),
         resize=functools.partial(batch, single),
     )
+    env = Env(functools.partial(reset, single), functools.partial(step, single), single.spec, view=view)
     return players.as_rows(env) if single.players else env
 
 

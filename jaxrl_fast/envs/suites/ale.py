@@ -19,9 +19,10 @@ from ale_py.vector_env import AtariVectorEnv
 
 from jaxrl_fast.envs import image
 from jaxrl_fast.envs.gymnasium_spaces import encode
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.host_env import Bridge, callback_bridge, make_env
 from jaxrl_fast.envs.host_pool import LazyPool, PoolSpec, Row, num_envs_per_pool
-from jaxrl_fast.types import Discrete, Env, EnvSpec, HostEnvConfig, PyTree
+from jaxrl_fast.types import Discrete, Env, EnvSpec, PyTree
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.devices import num_cores
@@ -67,7 +68,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: Host
     stack = given.pop("frame_stack", OPTIONS["frame_stack"][0])
     config = PROTOCOLS[protocol] | given
     num = num_envs_per_pool(num_envs, host_config)
-    config["num_threads"] = max((given.get("num_threads") or min(num_cores(), num)) // host_config.num_shards, 1)
+    config["num_threads"] = max((given.get("num_threads") or min(num_cores(), num)) // host_config.shard.num, 1)
     make_vector = functools.partial(AtariVectorEnv, _roms()[name], stack_num=1, reward_clipping=False, **config)
     one = make_vector(1)
     pool = PoolSpec(

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.gymnax.batch import adapt
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.spaces import Interval
-from jaxrl_fast.types import Env, HostEnvConfig, Key
+from jaxrl_fast.types import Env, Key
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.gymnax.batch import adapt
+from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.envs.spaces import Interval
-from jaxrl_fast.types import Discrete, Env, HostEnvConfig, Key
+from jaxrl_fast.types import Discrete, Env, Key
 
 with contextlib.redirect_stdout(io.StringIO()):  # JaxMARL prints the names of missing submodules
     import jaxmarl

@@ -15,7 +15,8 @@ import numpy as np
 from jumanji import specs
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.types import Discrete, Env, HostEnvConfig, Key, MultiDiscrete, PyTree
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Discrete, Env, Key, MultiDiscrete, PyTree
 
 UNSUPPORTED = {"Sokoban-v0": "it downloads its levels from the internet when it is made"}
 SEVERAL_AGENTS = "it has a reward for each of several agents, and jaxrl_fast trains one agent"

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.types import Discrete, Env, HostEnvConfig, Key
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Discrete, Env, Key
 from jaxrl_fast.utils.parsing import nearest
 
 with warnings.catch_warnings():

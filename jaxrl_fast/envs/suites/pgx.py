@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import pgx
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.types import Discrete, Env, HostEnvConfig, Key
+from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.types import Discrete, Env, Key
 
 AGENT = 0  # its number among the players
 NO_LIMIT = 2**30  # steps; most environments of pgx end by themselves

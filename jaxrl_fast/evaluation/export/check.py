@@ -62,7 +62,7 @@ def reference(saved: SavedRun, obs: PyTree, memory: tuple[Any, ...]) -> Any:
     carry = jax.tree.unflatten(
         structure, [next(given) if flag else x for x, flag in zip(leaves, is_memory, strict=True)]
     )
-    return env.to_env_action(policy.greedy(saved.agent, saved.learners, env.encode_obs(obs), carry)[0])
+    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, env.view.encode_obs(obs), carry)[0])
 
 
 def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:

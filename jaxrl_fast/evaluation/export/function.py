@@ -79,21 +79,21 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         filled = list(parts)
         for i, one, x in zip(places, noise, given, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
-        inputs = PolicyInput(env.encode_obs(jax.tree.map(lambda x: x[None], obs)))
+        inputs = PolicyInput(env.view.encode_obs(jax.tree.map(lambda x: x[None], obs)))
         carry, remembered = jax.tree.leaves(initial), iter(memory)
         carry = [next(remembered)[None] if flag else x for x, flag in zip(carry, is_memory, strict=True)]
         decision = decide(
             state, inputs, jax.tree.unflatten(jax.tree.structure(initial), carry), structure.unflatten(filled)
         )
         following = tuple(x[0] for x, flag in zip(jax.tree.leaves(decision.carry), is_memory) if flag)
-        return env.to_env_action(decision.action)[0], following
+        return env.view.to_env_action(decision.action)[0], following
 
     def draw(key):
         """Return random numbers for one row."""
         found = jax.tree.leaves(_noise_of_row(agent, key))
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
-    obs = env.spec.obs if env.own_obs is None else env.own_obs
+    obs = env.spec.obs if env.view.own_obs is None else env.view.own_obs
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))

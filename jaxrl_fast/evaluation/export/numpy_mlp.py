@@ -111,9 +111,9 @@ def _signature(function: PolicyFunction) -> list[tuple[str, Any]]:
 def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
     """Yield the lines from an observation to the network's input."""
     obs, spec = function.obs, saved.env.spec.obs
-    if saved.env.own_obs is not None:
+    if saved.env.view.own_obs is not None:
         num = spec.shape[0]
-        if not np.array_equal(saved.env.encode_obs(jnp.arange(num)), np.eye(num)):
+        if not np.array_equal(saved.env.view.encode_obs(jnp.arange(num)), np.eye(num)):
             raise _unsupported("needs the states 0, 1, ... as one-hot vectors, got another encoding")
         yield f"x = np.eye({num}, dtype=np.float32)[obs]"
     else:
@@ -153,7 +153,7 @@ def _network(config: Any, arrays: Arrays) -> Iterator[str]:
 
 def _decide(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
     """Yield the lines from the network's output to the action."""
-    space, to_env_action = saved.env.spec.action, saved.env.to_env_action
+    space, to_env_action = saved.env.spec.action, saved.env.view.to_env_action
     law = function.noise[0].law if function.noise else ""
     if law == "gumbel":
         yield "x = x + gumbel"

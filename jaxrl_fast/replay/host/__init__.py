@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxrl_fast.host import HostResource
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.replay.host.buffer import HostBuffer, Shape
 from jaxrl_fast.replay.store import Batches, FrameStore, Place
-from jaxrl_fast.types import SHARED_MEMORY_AXIS, HostResource, Parallelism, PyTree
+from jaxrl_fast.types import SHARED_MEMORY_AXIS, Parallelism, PyTree
 
 NAME = "replay"  # of the folder in a run's folder
 MAX_AT_ONCE = 2**20  # bytes of all batches of an update, up to which one call costs less than threads
