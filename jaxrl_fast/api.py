@@ -19,7 +19,6 @@ from jaxrl_fast.runs import files
 from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
-from jaxrl_fast.utils.errors import from_function, spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
 
 if TYPE_CHECKING:
@@ -58,11 +57,9 @@ def fit(
     check_callbacks(callbacks)
     if options.get("dry_run"):
         raise ValueError("dry_run: returns no run, got True; use python -m jaxrl_fast.train --dry-run")
-    with spelled_as_keywords():
-        settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
-        ready = plan.make_plan(settings)
-    with from_function():
-        outcome = trainer.execute(ready, callbacks=callbacks)
+    settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
+    ready = plan.make_plan(settings)
+    outcome = trainer.execute(ready, callbacks=callbacks)
     if not ready.env.on_device:  # after an exception, a program may still be running, so its pools stay open
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:
@@ -91,12 +88,11 @@ def load(
     """
     from jaxrl_fast.evaluation import policy
 
-    with spelled_as_keywords():
-        given = from_mapping({"member": {} if member is None else member})[0]
-        values = convert(Option("member", dict[str, Any]), given)
-        if isinstance(run, Run):
-            return policy.load(run.folder, seed, which, run.env if env is None else env, values)
-        return policy.load(path_of(str(run)), seed, which, env, values)
+    given = from_mapping({"member": {} if member is None else member})[0]
+    values = convert(Option("member", dict[str, Any]), given)
+    if isinstance(run, Run):
+        return policy.load(run.folder, seed, which, run.env if env is None else env, values)
+    return policy.load(path_of(str(run)), seed, which, env, values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,8 +111,7 @@ class Run:
         `env` is the training environment, if it cannot be made from its id. Raise ValueError if no run has ended there.
         """
         path = path_of(str(folder)).resolve()
-        with spelled_as_keywords():
-            resume.file_of_run(path, str(folder))
+        resume.file_of_run(path, str(folder))
         summary = files.read_summary(path)
         missing = [name for name in ("algo", "env_id", "env_steps", "train_time_s") if name not in summary]
         if missing:
@@ -138,17 +133,15 @@ class Run:
         """Evaluate in fresh episodes, with the evaluate command's options. Return the contents of evaluation.json."""
         from jaxrl_fast.evaluation import episodes
 
-        with spelled_as_keywords():
-            chosen = cli.from_keywords(episodes.Options, options)
-            opened = episodes.open_run(self.folder, chosen, self.env)
-            return episodes.evaluate_run(opened, chosen)
+        chosen = cli.from_keywords(episodes.Options, options)
+        opened = episodes.open_run(self.folder, chosen, self.env)
+        return episodes.evaluate_run(opened, chosen)
 
     def video(self, **options: Any) -> Any:
         """Record a GIF of the greedy policy, with the options of the video command. A notebook shows it."""
         from jaxrl_fast.evaluation import video
 
-        with spelled_as_keywords():
-            opened = video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env)
+        opened = video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env)
         return video.record_video(*opened)
 
     def export(self, **options: Any) -> Path:
@@ -158,8 +151,7 @@ class Run:
         """
         from jaxrl_fast.evaluation import export
 
-        with spelled_as_keywords():
-            exported = export.export_run(self.folder, cli.from_keywords(export.Options, options), self.env)
+        exported = export.export_run(self.folder, cli.from_keywords(export.Options, options), self.env)
         return export.write(exported)
 
     def __repr__(self) -> str:

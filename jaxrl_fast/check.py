@@ -25,7 +25,7 @@ def prepare(argv: Sequence[str]) -> tuple[str, Iterator[Finding], Finding]:
     (env_id,), options = cli.read(USAGE, argv)
     devices.check_device()
     if options.algo == "none" and options.num_envs != Options.num_envs:
-        warnings.warn("--num-envs: has no effect; algo is none, so no training is timed")
+        warnings.warn("num_envs: has no effect; algo is none, so no training is timed")
     findings = check(env_id, options)
     return env_id, findings, next(findings)
 

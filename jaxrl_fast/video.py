@@ -32,7 +32,7 @@ def act(ready: tuple[Any, Any, Options]) -> None:
     with signals.raised_interrupts():
         video, max_steps = record_video(*ready), ready[2].max_steps
     returns = ", ".join(f"{x:g}" for x in video.returns)
-    cut = f" ({video.num_cut} of {len(video.returns)} cut off by --max-steps {max_steps})" if video.num_cut else ""
+    cut = f" ({video.num_cut} of {len(video.returns)} cut off by max_steps {max_steps})" if video.num_cut else ""
     print(f"{video.path}   {video.num_frames} frames · return {returns}{cut}")
 
 

@@ -55,7 +55,7 @@ def _load(algo: str, written: list[Setting]) -> Settings:
     """Return the settings of a new run, or with --resume the settings of an existing run."""
     resume = next((s for s in reversed(written) if s.name == "resume"), None)
     if resume is not None:
-        folder = path_of(directory_of(resume, "a run directory"), "--resume")
+        folder = path_of(directory_of(resume, "a run directory"), "resume")
         return resumed(algo, [s for s in written if s.name != "resume"], folder)
     return resolve(request(algo, written))
 

@@ -43,7 +43,7 @@ ELSEWHERE = {  # names of these options in other libraries (docs/guides/migratin
     "tensorboard_log": "run_dir",
     "top_quantiles_to_drop_per_net": "value.drop",
     "track": "wandb",
-    "use_sde": "policy",
+    **dict.fromkeys(("gsde", "tanh_squash", "use_sde"), "policy"),
     "vf_coef": "value_coef",
     "wandb_project_name": "project",
 }
@@ -78,9 +78,12 @@ def refuse_unknown(
     if paths := complete(name, offered):
         of_choice = paths[0].rpartition(".")[0]
         word = next(value_of(record, of_choice) for record in records if of_choice in options_of(record))
-        way = " or ".join(f"{of_choice} {other}" for other in offered[paths[0]])
+        *first, last = offered[paths[0]]
+        way = f"{', '.join(first)} or {last}" if first else last
         got = shown(" ".join(map(describe_value, setting.values)))
-        raise ValueError(f"{setting.origin}: {of_choice} {word} has no such option, got {got}; use {way}")
+        raise ValueError(f"{setting.origin}: {of_choice} {word} has no such option, got {got}; use {of_choice} {way}")
+    if name != setting.name and complete(name, known):
+        raise ValueError(f"{setting.origin}: {name} is no switch, got no_; give it a value")
     having = [other for other, config in ALGORITHMS.items() if algo and complete(name, all_options(config))]
     if having:
         has = "has" if len(having) == 1 else "have"

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from jaxrl_fast.config.paths import CONFIG, check_format
-from jaxrl_fast.config.sources import Setting, from_mapping, join_names
+from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.parsing import nearest
 
@@ -31,13 +31,13 @@ def read_preset(name: str, given: Collection[str] = ()) -> list[Setting]:
     `given` has the names of the settings that override the preset's.
     """
     presets = shipped()
-    path = presets.get(name) or path_of(name, "--config")
+    path = presets.get(name) or path_of(name, "config")
     if (path / CONFIG).is_file():
-        raise ValueError(f"--config: must be a preset, got the run directory {name!r}; use {path / CONFIG}")
+        raise ValueError(f"config: must be a preset, got the run directory {name!r}; use {path / CONFIG}")
     if not path.is_file():
         is_name = len(Path(name).parts) == 1 and not path.is_dir()
         hint = nearest(name, presets) or f"; shipped are {join_names(presets)}" if is_name else ""
-        raise ValueError(f"--config: must be a preset or a file, got {name!r}{hint}")
+        raise ValueError(f"config: must be a preset or a file, got {name!r}{hint}")
     content = _load(path)
     if not content:
         raise ValueError(f"{path}: the preset is empty; name options, such as env: CartPole-v1")
@@ -63,12 +63,12 @@ def _check_preset(meta: Mapping[str, Any], path: Path, names_env: bool) -> None:
     if "members" in meta:
         names = join_names(dict.fromkeys(name for label in meta["members"] for name in label))
         raise ValueError(
-            f"--config: a preset cannot hold several values of {names}, got {len(meta['members'])} members of a sweep "
+            f"config: a preset cannot hold several values of {names}, got {len(meta['members'])} members of a sweep "
             f"in {path}; give the options of one of them"
         )
     if meta.get("env_is_an_object") and not names_env:
         raise ValueError(
-            f"--config: {path} was trained on an environment instance that cannot be rebuilt from its name; "
+            f"config: {path} was trained on an environment instance that cannot be rebuilt from its name; "
             "pass it from Python as env=..."
         )
 
@@ -102,7 +102,7 @@ def _settings(content: Mapping[str, Any], path: Path) -> list[Setting]:
         raise ValueError(f"{path}: a preset cannot include another, got config: {content['config']!r}")
     if "resume" in content:
         run = quote(str(content["resume"]))
-        raise ValueError(f"{path}: a preset cannot name a run to resume; use --resume {run}")
+        raise ValueError(f"{path}: a preset cannot name a run to resume; use {PROGRAM} --resume {run}")
     options = {key: value for key, value in content.items() if key != "meta"}
     return from_mapping(options, lambda key: f"{key} in {path}")
 

@@ -29,14 +29,12 @@ DECIDED_BY_MEMORY = ("replay.storage", "replay.compression")  # if "auto" there
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     """Return the settings of the run in this directory with the given changes. Raise ValueError for a forbidden one."""
-    origin = f"--resume {folder}"
+    origin = f"resume {folder}"
     if (folder / SWEEP_FILE).is_file():
         raise ValueError(f"{origin}: is a sweep, not a run; use {SWEEP} --resume {quote(str(folder))}")
     for setting in written:
         if setting.name in ("config", "run_dir", "name", "replay_dir"):
-            raise ValueError(
-                f"{setting.origin}: cannot be combined with --resume, which continues in the run directory"
-            )
+            raise ValueError(f"{setting.origin}: cannot be combined with resume, which continues in the run directory")
     path = file_of_run(folder, origin)
     from_file, meta = read_run(path, origin)
     if "members" in meta:

@@ -15,7 +15,7 @@ from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.parts import choose, find, known_options, read_values, to_plain, with_values
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.config.presets import read_preset, shipped
-from jaxrl_fast.config.sources import Setting, from_mapping, join_names, one
+from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names, one
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import Option, options_of, value_of
 from jaxrl_fast.options.run import DEFAULT, LAST_SEED, NOT_SAVED, OF_RUN, Options, same_env, written_env
@@ -88,7 +88,7 @@ def request(algo: str, written: Sequence[Setting]) -> Request:
     preset = "" if last is None else convert(PRESET, last._replace(values=[one(last, "a preset's name or file")]))
     if preset in ALGORITHMS:
         use = f"`train {preset}`, or algo={preset!r} from Python"
-        raise ValueError(f"--config: must be a preset, got the algorithm {preset!r}; use {use}")
+        raise ValueError(f"config: must be a preset, got the algorithm {preset!r}; use {use}")
     from_preset = [] if last is None else read_preset(preset, {s.name for s in written})
     given = [s for s in written if s.name != "config"]
     return with_algorithm(Request(algo, preset, from_preset, given, by_default), f"preset {preset}")
@@ -103,7 +103,7 @@ def with_algorithm(asked: Request, source: str) -> Request:
     if algo.endswith(".py") or not agents.exists(algo):
         hint = nearest(algo, ALGORITHMS) or nearest(algo, shipped(), "--config {}".format)
         if (path_of(algo) / CONFIG).is_file():
-            hint = f"; to resume the run in that folder, use --resume {algo}"
+            hint = f"; to resume the run in that folder, use {PROGRAM} --resume {algo}"
         elif algo.endswith(".py"):
             hint = f"; give the name by which Python imports it, such as {Path(algo).stem}"
         where = f" in {source}" if named else ""

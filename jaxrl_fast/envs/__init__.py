@@ -69,7 +69,7 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
         from jaxrl_fast.envs import quarantine  # imports jax
 
         if env.spec.players:
-            raise ValueError(f"--quarantine: not supported with several players, got {env.spec.id}; leave it out")
+            raise ValueError(f"quarantine: not supported with several players, got {env.spec.id}; leave it out")
         env = quarantine.guard(env)
     if frames:
         from jaxrl_fast.envs import image
@@ -149,14 +149,14 @@ def _default_host_config() -> "HostEnvConfig":
 def _check_host_config(backend: str, env: "types.Env", config: "HostEnvConfig") -> None:
     """Raise ValueError for options that this environment does not support."""
     if config.protocol and not env.protocol:
-        raise ValueError(f"--protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
+        raise ValueError(f"protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
     if config.num_async_pools and env.on_device:
         raise ValueError(
-            f"--async-pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
+            f"async_pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
         )
     if config.workers.num not in ("auto", 0) and backend != "gymnasium":
-        remedy = "leave it out" if env.on_device else "use --env-option num_threads"
-        raise ValueError(f"--env-workers: {env.spec.id} has no worker processes, got {config.workers.num}; {remedy}")
+        remedy = "leave it out" if env.on_device else "use env_options num_threads"
+        raise ValueError(f"env_workers: {env.spec.id} has no worker processes, got {config.workers.num}; {remedy}")
 
 
 def registered(backend: str = "gymnax") -> tuple[str, ...]:

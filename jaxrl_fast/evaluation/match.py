@@ -58,21 +58,21 @@ def open_opponent(saved: Any, options: Any) -> list[Any]:
 
     mine = saved.env.spec
     if options.explore:
-        raise ValueError("--explore: cannot be combined with --against, got both; leave it out")
+        raise ValueError("explore: cannot be combined with against, got both; leave it out")
     if len(mine.players) != 2:
-        raise ValueError(f"--against: requires a game of 2 players, got {mine.id} with {len(mine.players) or 1}")
+        raise ValueError(f"against: requires a game of 2 players, got {mine.id} with {len(mine.players) or 1}")
     if options.against == SCRIPTED:
         each = [options.env_options | {"opponent": SCRIPTED, "side": name} for name in mine.players]
         make = lambda own: saved_run.open_env(saved.folder, None, mine.num_games, options.play_seed, own)[1]
         with files.inside(saved.start):
             return [make(own) for own in each]
     with files.inside(saved.start):
-        folder = path_of(options.against, "--against")
+        folder = path_of(options.against, "against")
         settings, env = saved_run.open_env(folder, None, 1, options.play_seed)
     theirs = env.spec
     if (mine.id, mine.obs, mine.action, mine.players) != (theirs.id, theirs.obs, theirs.action, theirs.players):
         same = f"a run in {mine.id} with the same observations and actions"
-        raise ValueError(f"--against: must be {same}, got {folder}, trained in {theirs.id}")
+        raise ValueError(f"against: must be {same}, got {folder}, trained in {theirs.id}")
     other = saved_run.read_run(folder, options.which, settings, env, {}, saved.start)
     return [saved_run.select_seed(other, other.seeds[0])] * 2
 

@@ -83,7 +83,7 @@ def open_env(
         for what in ("obs", "action"):
             old, new = str(getattr(before, what)), str(getattr(made.spec, what))
             if old != new:
-                option = "--env-option" if env_options else "--protocol"
+                option = "env_options" if env_options else "protocol"
                 raise ValueError(f"{option}: must keep the {what} {old} of training, got {new}")
     return settings._replace(options=options), made
 
@@ -136,29 +136,29 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
             differ = (
                 f"members of {folder} differ in {join_names(names)}"
                 if names
-                else f"{folder} has a single member; leave --member out"
+                else f"{folder} has a single member; leave member out"
             )
-            raise ValueError(f"--member {name}={value}: {differ}")
+            raise ValueError(f"member {name}={value}: {differ}")
         if full_name in requested:
-            raise ValueError(f"--member: {full_name} is given twice")
+            raise ValueError(f"member: {full_name} is given twice")
         try:
             requested[full_name] = parse_float(str(value))
         except ValueError:
-            raise ValueError(f"--member {name}={value}: {value!r} is not a number") from None
+            raise ValueError(f"member {name}={value}: {value!r} is not a number") from None
     indices = [i for i, label in enumerate(labels) if all(label[name] == value for name, value in requested.items())]
     for name in names:
         candidates = labels if name in requested else [labels[i] for i in indices]
         values = list(dict.fromkeys(label[name] for label in candidates))
         if name in requested and requested[name] not in values:
             available = join_names(map(str, values))
-            raise ValueError(f"--member {name}={requested[name]:g}: members of {folder} have {available}")
+            raise ValueError(f"member {name}={requested[name]:g}: members of {folder} have {available}")
         if name not in requested and len(values) > 1:
             which = f"{name} ({join_names(map(str, values))})"
             example = " ".join(f"{n.removeprefix('agent.')}={requested.get(n, labels[indices[0]][n])}" for n in names)
-            raise ValueError(f"{folder} has members that differ in {which}; choose one, e.g. --member {example}")
+            raise ValueError(f"{folder} has members that differ in {which}; choose one, e.g. member {example}")
     if not indices:
         given = " ".join(f"{name}={value:g}" for name, value in requested.items())
-        raise ValueError(f"--member {given}: {folder} has no such member")
+        raise ValueError(f"member {given}: {folder} has no such member")
     return indices
 
 
@@ -206,7 +206,7 @@ def select_seed(saved: SavedRun, seed: int) -> SavedRun:
     """Return the learner of one seed, without a seed axis. Raise ValueError if the run has no such seed."""
     if seed not in saved.seeds:
         trained = f"must be {_describe_seeds(saved.seeds)}, which {saved.folder} has trained"
-        raise ValueError(f"--seed: {trained}, got {seed}; leave it out")
+        raise ValueError(f"seed: {trained}, got {seed}; leave it out")
     index = saved.seeds.index(seed)
     learner = jax.tree.map(lambda x: x[index], saved.learners) if len(saved.seeds) > 1 else saved.learners
     return saved._replace(seeds=[seed], learners=learner)

@@ -72,13 +72,11 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
         ValueError: If the file cannot be written, or the run, the seed, the member or a renderer does not exist.
     """
     if options.out:
-        files.check_out(path_of(options.out, "--out"), (".gif", ".mp4"))
+        files.check_out(path_of(options.out, "out"), (".gif", ".mp4"))
     elif folder.is_dir():
         files.check_writable(files.new_file(folder / NAME))
     if options.out.lower().endswith(".mp4") and not has_ffmpeg():
-        raise ValueError(
-            f'--out {options.out}: MP4 requires imageio-ffmpeg; pip install "jaxrl_fast[video]" or use .gif'
-        )
+        raise ValueError(f'out {options.out}: MP4 requires imageio-ffmpeg; pip install "jaxrl_fast[video]" or use .gif')
     from jaxrl_fast.evaluation import render, saved_run
     from jaxrl_fast.evaluation.render.frames import enlarge
 

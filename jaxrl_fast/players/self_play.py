@@ -47,7 +47,7 @@ def make(
     if len(spec.players) != 2:
         names = " and ".join(spec.players)
         raise ValueError(
-            f"--players: self-play requires 2 players, got the {len(spec.players)} of {spec.id} ({names}); "
+            f"players: self-play requires 2 players, got the {len(spec.players)} of {spec.id} ({names}); "
             "use shared or independent"
         )
     inner = make_inner(config, marked_spec(spec, spec.num_games))

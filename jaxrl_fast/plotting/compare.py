@@ -14,7 +14,6 @@ from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.options.declare import option, options_of
 from jaxrl_fast.options.run import Task
 from jaxrl_fast.utils import files, formatting, warnings
-from jaxrl_fast.utils.errors import spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.parsing import nearest, shown
 
@@ -79,9 +78,8 @@ def compare(runs: Any, **options: Any) -> Any:
     several = [runs] if isinstance(runs, (str, Path)) or hasattr(runs, "folder") else list(runs)
     if not several:
         raise ValueError("runs: got an empty list; give at least one run")
-    with spelled_as_keywords():
-        chosen = cli.from_keywords(Options, options)
-        drawn = draw_figure(group_runs([path_of(str(getattr(run, "folder", run))) for run in several], chosen), chosen)
+    chosen = cli.from_keywords(Options, options)
+    drawn = draw_figure(group_runs([path_of(str(getattr(run, "folder", run))) for run in several], chosen), chosen)
     if chosen.out:
         curves.save(drawn, path_of(chosen.out))
     return drawn
@@ -94,16 +92,16 @@ def group_runs(targets: Sequence[Path], options: Options) -> dict[str, list[RunR
         ValueError: If no run can be drawn, or the output file cannot be written.
     """
     if options.out:
-        files.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
+        files.check_out(path_of(options.out, "out"), (".png", ".svg", ".pdf"))
     runs = read_runs(targets)
     records = (record for run in runs for record in run.records)
     metrics = {name for record in records for name, value in record.items() if _is_number(value) and "." not in name}
     if options.y not in metrics:
         if any(options.y in record for run in runs for record in run.records):
             why = "no episode has finished yet" if options.y in BY_EPISODE else "it has no value yet"
-            raise ValueError(f"--y: {why} in these runs, got {options.y}; wait, or draw another metric")
+            raise ValueError(f"y: {why} in these runs, got {options.y}; wait, or draw another metric")
         hint = nearest(options.y, metrics) or f"; available: {', '.join(sorted(metrics)) or 'none yet'}"
-        raise ValueError(f"--y: no such metric in these runs, got {options.y}{hint}")
+        raise ValueError(f"y: no such metric in these runs, got {options.y}{hint}")
     without = [run for run in runs if not any(_is_number(record.get(options.y)) for record in run.records)]
     if without:
         warnings.warn(f"{len(without)} of {len(runs)} runs have no {options.y} and are left out")
@@ -114,9 +112,7 @@ def group_runs(targets: Sequence[Path], options: Options) -> dict[str, list[RunR
     found: dict[str, list[RunRecords]] = {}
     for name in options.group_by:
         if name.replace("-", "_") not in known:
-            raise ValueError(
-                f"--group-by: no run has such an option, got {name}{nearest(name.replace('-', '_'), known)}"
-            )
+            raise ValueError(f"group_by: no run has such an option, got {name}{nearest(name.replace('-', '_'), known)}")
     keys = [name.replace("-", "_") for name in options.group_by]
     if "env" not in keys and len({format_option("env", run.options["env"]) for run in runs}) > 1:
         keys.append("env")  # returns of different environments cannot be averaged

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def chosen(options: Options, start: Path = Path()) -> Path | None:
     """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists in `start`."""
     if options.run_dir and options.name:
-        raise ValueError(f"--name {options.name} and --run-dir {options.run_dir} exclude each other; drop one")
+        raise ValueError(f"name {options.name} and run_dir {options.run_dir} exclude each other; drop one")
     if options.run_dir:
-        folder = path_of(options.run_dir, "--run-dir")
+        folder = path_of(options.run_dir, "run_dir")
     elif not is_folder_name(options.name):
-        raise ValueError(f"--name: must be a name without folders, got {options.name!r}; use --run-dir for a path")
+        raise ValueError(f"name: must be a name without folders, got {options.name!r}; use run_dir for a path")
     elif options.name:
         folder = paths.RUNS / options.name
     else:
@@ -60,7 +60,7 @@ def make(settings: Settings, env: "Env", start: Path) -> Path:
                 return folder
         except OSError as error:
             reason = f"cannot create the folder {folder} ({error.strerror})"
-            raise ValueError(f"--run-dir: {reason}; choose another") from error
+            raise ValueError(f"run_dir: {reason}; choose another") from error
     raise ValueError(_exists_message(start / folder, settings.options))
 
 
@@ -75,7 +75,7 @@ def name_of_env(env_id: str) -> str:
     return re.sub(r"[^\w.-]+", "-", env_id.rpartition("/")[2].rpartition(":")[2])[:40].strip("-")
 
 
-def claim(folder: Path, option: str = "--resume") -> locks.Lock:
+def claim(folder: Path, option: str = "resume") -> locks.Lock:
     """Lock a run's folder, chosen by `option`, for this process. Raise ValueError if another process has it."""
     try:
         return locks.Lock(folder)
@@ -116,9 +116,9 @@ def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, .
     if saved is not None:
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics
-        remedy = f"start a new run with --config {quote(str(folder / paths.CONFIG))}"
+        remedy = f"start a new run with config {quote(str(folder / paths.CONFIG))}"
         got = f"got {counted(len(problems), 'damaged checkpoint')} ({problems[0]})"
-        raise ValueError(f"--resume {folder}: needs an intact checkpoint, {got}; {remedy}")
+        raise ValueError(f"resume {folder}: needs an intact checkpoint, {got}; {remedy}")
     else:
         check_restart(folder)
     return saved, tuple(f"{problem}; using the previous one" for problem in problems)
@@ -138,8 +138,8 @@ def check_restart(folder: Path) -> None:
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(
-            f"--resume {folder}: the run has no checkpoint, and starting again would overwrite its {paths.METRICS}; "
-            f"start a new run with --config {folder / paths.CONFIG}"
+            f"resume {folder}: the run has no checkpoint, and starting again would overwrite its {paths.METRICS}; "
+            f"start a new run with config {folder / paths.CONFIG}"
         )
 
 
@@ -149,25 +149,22 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
     size_now = path.stat().st_size if path.is_file() else 0
     if size_now < size:
         problem = f"{paths.METRICS} has {size_now} bytes, but had {size} when {saved.folder} was saved"
-        raise ValueError(f"--resume {folder}: {problem}; restore the file")
+        raise ValueError(f"resume {folder}: {problem}; restore the file")
     if not size:  # it was saved before the first record, and the file may be missing
         return
     with path.open("rb") as file:
         known = file.read(size)
     if b"\r" in known or known[-1:] not in (b"", b"\n"):  # to continue after `size` bytes would cut a line
         remedy = f"restore it, or convert its line ends: sed -i 's/\\r$//' {quote(str(path))}"
-        raise ValueError(f"--resume {folder}: {paths.METRICS} was changed after {saved.folder.name}; {remedy}")
+        raise ValueError(f"resume {folder}: {paths.METRICS} was changed after {saved.folder.name}; {remedy}")
 
 
 def option_of(options: Options) -> str:
     """Return the option that chooses a run's folder."""
-    return "--run-dir" if options.run_dir else "--name"
+    return "run_dir" if options.run_dir else "name"
 
 
 def _exists_message(folder: Path, options: Options) -> str:
     """Return the error message for a run's folder that exists."""
-    command = f"--resume {quote(str(folder))}"
-    if (folder.parent / paths.SWEEP_FILE).is_file():
-        command = files.resume_command(folder)
-    hint = f", or resume it with {command}" if (folder / paths.CONFIG).is_file() else ""
+    hint = f", or resume it with {files.resume_command(folder)}" if (folder / paths.CONFIG).is_file() else ""
     return f"{option_of(options)}: must be a new or empty folder, got {folder}; choose another{hint}"

@@ -13,7 +13,7 @@ from jaxrl_fast.options.run import Options
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.locks import LOCK
 
-OWNER, OPTION = "replay-of.txt", "--replay-dir"
+OWNER, OPTION = "replay-of.txt", "replay_dir"
 PREFIX = "replay"  # of the folders of a run's replay buffers, one for each shard
 ENDING = ".bin"  # of a buffer's files
 
@@ -67,10 +67,10 @@ def check_links(run: Path) -> None:
     for path in links(run):
         folder = path.readlink().parent
         if not path.is_dir():
-            raise ValueError(f"--resume {run}: there is no {folder / path.name}; move the files back")
+            raise ValueError(f"resume {run}: there is no {folder / path.name}; move the files back")
         owner = _owner(folder)
         if owner and owner != run.resolve() and (owner / CONFIG).is_file():
-            raise ValueError(f"--resume {run}: {folder} has the replay of another run, {owner}; resume that one")
+            raise ValueError(f"resume {run}: {folder} has the replay of another run, {owner}; resume that one")
 
 
 def size(folder: Path) -> int:

@@ -12,7 +12,6 @@ from jaxrl_fast.config import paths
 from jaxrl_fast.sweep import directory, grid, prepare, runner
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.sweep.report import figures_of
-from jaxrl_fast.utils.errors import from_function, spelled_as_keywords
 
 MEASURES = (
     "status",
@@ -47,10 +46,8 @@ def sweep(
     """
     if isinstance(options.get("resume"), Sweep):
         options["resume"] = options["resume"].folder
-    with spelled_as_keywords():
-        ready = prepare.prepare(grid.from_keywords(preset, algo, agent, **options))
-    with from_function():
-        status = runner.execute(ready)
+    ready = prepare.prepare(grid.from_keywords(preset, algo, agent, **options))
+    status = runner.execute(ready)
     return Sweep(ready.folder.resolve(), sweep_table.table_rows(ready), status)
 
 

@@ -10,7 +10,7 @@ from jaxrl_fast.config import resume
 from jaxrl_fast.config.paths import CONFIG, SWEEP_FILE, check_format
 from jaxrl_fast.config.population import LABEL, Member
 from jaxrl_fast.config.settings import Request, resolve, with_algorithm
-from jaxrl_fast.config.sources import PROGRAM, from_mapping
+from jaxrl_fast.config.sources import PROGRAM, SWEEP, from_mapping
 from jaxrl_fast.options import run as options
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
@@ -47,10 +47,10 @@ def read_plan(folder: Path) -> SweepPlan:
 
     path = folder / SWEEP_FILE
     if not path.is_file():
-        raise ValueError(f"--resume {folder}: the folder has no {SWEEP_FILE}{_resume_hint(folder)}")
+        raise ValueError(f"resume {folder}: the folder has no {SWEEP_FILE}{_resume_hint(folder)}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        check_format(content.get("format", 1), f"--resume {folder}")
+        check_format(content.get("format", 1), f"resume {folder}")
         groups = {_checked_name(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
         if not groups:
             raise LookupError("groups")
@@ -73,7 +73,7 @@ def _resume_hint(folder: Path) -> str:
     if not (folder / CONFIG).is_file():
         return resume.nearest_with(SWEEP_FILE, folder)
     if (folder.parent / SWEEP_FILE).is_file():
-        return f"; it is part of a sweep, resume that with --resume {quote(str(folder.parent))}"
+        return f"; it is part of a sweep, resume that with {SWEEP} --resume {quote(str(folder.parent))}"
     return f"; it is a run, resume it with {PROGRAM} --resume {quote(str(folder))}"
 
 

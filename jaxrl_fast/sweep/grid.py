@@ -95,7 +95,7 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     if resume:
         other = [*(s.origin for s in written if s.name == "config"), algo]
         if any(other):
-            raise ValueError(f"{other[0]}: cannot be combined with --resume, which continues the sweep as it is")
+            raise ValueError(f"{other[0]}: cannot be combined with resume, which continues the sweep as it is")
         added = tuple(s for s in written if s not in level)
         return SweepRequest((), (), own, name, resume, log_level=log_level, added=added, split=split)
     asked = request(algo, written)
@@ -213,7 +213,7 @@ def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: scaling
             settings = _calibrated(settings, found)
         settings = rule.apply(settings)
         if settings.options.num_seeds > 1 and "seed" in axes:
-            raise ValueError(f"--num-seeds {settings.options.num_seeds}: cannot be combined with several --seed values")
+            raise ValueError(f"num_seeds {settings.options.num_seeds}: cannot be combined with several seed values")
         for i in range(settings.options.num_seeds):
             options = dataclasses.replace(settings.options, seed=settings.options.seed + i, num_seeds=1)
             yield settings._replace(options=options)
@@ -260,13 +260,13 @@ def _own(written: list[Setting]) -> tuple[SweepOptions, str, str]:
     own = SweepOptions(**values)
     if resume and (own.scale != "none" or own.sweep_dir or name):
         origin = next(s.origin for s in written if s.name in ("scale", "sweep_dir", "name"))
-        raise ValueError(f"{origin}: cannot be combined with --resume, which continues the sweep as it is")
+        raise ValueError(f"{origin}: cannot be combined with resume, which continues the sweep as it is")
     if own.retry and not (resume or name or own.sweep_dir):
-        raise ValueError("--retry: needs the sweep to retry; add --resume, --name or --sweep-dir")
+        raise ValueError("retry: needs the sweep to retry; add resume, name or sweep_dir")
     if own.slurm_options and own.launcher != "slurm":
-        raise ValueError("--slurm-option: needs --launcher slurm")
+        raise ValueError("slurm_options: needs launcher slurm")
     if own.launcher == "slurm" and own.workers > 1:
-        raise ValueError(f"--workers: must be 1 with --launcher slurm, which has a job per group, got {own.workers}")
+        raise ValueError(f"workers: must be 1 with launcher slurm, which has a job per group, got {own.workers}")
     return own, name, resume
 
 

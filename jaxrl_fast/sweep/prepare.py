@@ -38,7 +38,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
     if sweep_options.launcher == "slurm":
         slurm.check(sweep_options.slurm_options)
     if request.resume:
-        sweep = read_plan(path_of(request.resume, "--resume"))
+        sweep = read_plan(path_of(request.resume, "resume"))
         _check_env_names(sweep)
         sweep = _extended(sweep, request) if request.added else sweep
         grid.offer_devices(group.settings for group in sweep.groups.values())
@@ -129,7 +129,7 @@ def _extended(sweep: SweepPlan, request: grid.SweepRequest) -> SweepPlan:
     try:
         if read_plan(sweep.folder)._replace(place=sweep.place) != sweep:
             raise ValueError(
-                f"--resume {sweep.shown(sweep.folder)}: another process has extended the sweep; repeat the command"
+                f"resume {sweep.shown(sweep.folder)}: another process has extended the sweep; repeat the command"
             )
         _keep_table(sweep, longer)
         _write(longer)
@@ -239,17 +239,17 @@ def _with_names(columns: Sequence[str], groups: Sequence[Group], num_before: int
 
 def _folder_option(request: grid.SweepRequest) -> str:
     """Return the option that chooses the sweep's folder."""
-    return "--sweep-dir" if request.own.sweep_dir else "--name"
+    return "sweep_dir" if request.own.sweep_dir else "name"
 
 
 def _requested_folder(request: grid.SweepRequest) -> Path | None:
     """Return the folder that the user chose, or None. Raise ValueError if it is not valid."""
     if request.own.sweep_dir and request.name:
-        raise ValueError(f"--name {request.name} and --sweep-dir {request.own.sweep_dir} exclude each other; drop one")
+        raise ValueError(f"name {request.name} and sweep_dir {request.own.sweep_dir} exclude each other; drop one")
     if request.own.sweep_dir:
-        return path_of(request.own.sweep_dir, "--sweep-dir")
+        return path_of(request.own.sweep_dir, "sweep_dir")
     if not is_folder_name(request.name):
-        raise ValueError(f"--name: must be a name without folders, got {request.name!r}; use --sweep-dir for a path")
+        raise ValueError(f"name: must be a name without folders, got {request.name!r}; use sweep_dir for a path")
     return Path("sweeps") / request.name if request.name else None
 
 
@@ -274,7 +274,7 @@ def _check_env_names(sweep: SweepPlan) -> None:
             remedy = "resume with jaxrl_fast.sweep(...) and the same arguments"
             name = re.sub(r"<(?:class ')?(.+)\.(.+?)(?:'| object)>", r"\1:\2", env)
             raise ValueError(
-                f"--resume {sweep.shown(sweep.folder)}: its environment was given as an object ({name}); {remedy}"
+                f"resume {sweep.shown(sweep.folder)}: its environment was given as an object ({name}); {remedy}"
             )
 
 
@@ -284,4 +284,4 @@ def _check_no_env_objects(request: grid.SweepRequest) -> None:
         env = group.settings.options.env
         if not isinstance(env, str):
             remedy = "give package.module:Class"
-            raise ValueError(f"env: --workers and --launcher require a name, got {name_of(env)}; {remedy}")
+            raise ValueError(f"env: workers and launcher require a name, got {name_of(env)}; {remedy}")

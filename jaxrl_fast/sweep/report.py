@@ -18,11 +18,11 @@ from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.importing import name_of
 
 RULES = {
-    "none": "No hyperparameter was scaled with the number of environments (`--scale none`).",
-    "learning-rate-linear": "The learning rate was multiplied by num_envs / {} (`--scale learning-rate-linear`).",
-    "learning-rate-sqrt": "The learning rate was multiplied by √(num_envs / {}) (`--scale learning-rate-sqrt`).",
+    "none": "No hyperparameter was scaled with the number of environments (`scale none`).",
+    "learning-rate-linear": "The learning rate was multiplied by num_envs / {} (`scale learning-rate-linear`).",
+    "learning-rate-sqrt": "The learning rate was multiplied by √(num_envs / {}) (`scale learning-rate-sqrt`).",
     "minibatches": "The number of minibatches was multiplied by num_envs / {}, at least 1, so that their size stayed "
-    "the same (`--scale minibatches`).",
+    "the same (`scale minibatches`).",
 }
 MAX_TIES = 3  # configurations that are named if several are equally good
 
@@ -120,7 +120,7 @@ def _ranking(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
         return [*lines, f"- Thresholds differ ({several}), so time to solve is not ranked."]
     if solved is None:
-        return [*lines, "- No threshold was given (`--solved-threshold RETURN`), so time to solve is not ranked."]
+        return [*lines, "- No threshold was given (`solved_threshold`), so time to solve is not ranked."]
     reached = [g for g in ran if _known(g, "steps_to_solve")]
     if not reached:
         return [*lines, f"- No configuration reached the threshold of {solved:g}."]

@@ -86,13 +86,11 @@ def unused(sweep: SweepPlan) -> list[str]:
     """Return a warning for each option of the sweep that has no effect, or a smaller one than requested."""
     lines, num_left, workers = [], len(unfinished(sweep)), sweep.sweep_options.workers
     if sweep.scale != "none" and all(g.settings.options.num_envs == sweep.base_num_envs for g in sweep.groups.values()):
-        lines += [
-            f"--scale: has no effect; every training has {formatting.counted(sweep.base_num_envs, 'environment')}"
-        ]
+        lines += [f"scale: has no effect; every training has {formatting.counted(sweep.base_num_envs, 'environment')}"]
     if workers > max(num_left, 1):
         left = formatting.counted(num_left, "program")
         lines += [
-            f"--workers: has no effect beyond the {left} that {'is' if num_left == 1 else 'are'} left, got {workers}"
+            f"workers: has no effect beyond the {left} that {'is' if num_left == 1 else 'are'} left, got {workers}"
         ]
     return lines
 

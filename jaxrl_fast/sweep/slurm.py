@@ -14,9 +14,9 @@ FOLDER = "slurm"  # submitit's files, in the sweep's folder
 def check(options: Mapping[str, Any]) -> None:
     """Raise ValueError if submitit or sbatch is missing, or submitit rejects the options."""
     if util.find_spec("submitit") is None:
-        raise ValueError('--launcher slurm: submitit is not installed; pip install "jaxrl_fast[slurm]"')
+        raise ValueError('launcher slurm: submitit is not installed; pip install "jaxrl_fast[slurm]"')
     if shutil.which("sbatch") is None:
-        raise ValueError("--launcher slurm: sbatch was not found; run it on a machine that can submit jobs")
+        raise ValueError("launcher slurm: sbatch was not found; run it on a machine that can submit jobs")
     with tempfile.TemporaryDirectory() as folder:
         _executor(Path(folder), options, "slurm")
 
@@ -39,5 +39,5 @@ def _executor(folder: Path, options: Mapping[str, Any], cluster: str) -> Any:
     try:
         executor.update_parameters(**{"name": "jaxrl_fast", "timeout_min": TIMEOUT_MIN} | given)
     except (NameError, TypeError, ValueError, AssertionError) as error:
-        raise ValueError(f"--slurm-option: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"slurm_options: {str(error).splitlines()[0]}") from error
     return executor

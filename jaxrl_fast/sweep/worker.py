@@ -69,7 +69,7 @@ def write_results(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
     except OSError as error:
         reason = error.strerror or error
         where = sweep.shown(sweep.folder)
-        warnings.warn(f"the results in {where} could not be written ({reason}); --resume writes them")
+        warnings.warn(f"the results in {where} could not be written ({reason}); resume writes them")
 
 
 def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> dict[str, Any] | None:
@@ -95,7 +95,7 @@ def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> d
     except BlockingIOError:
         return None
     except OSError as error:  # full disk or no permission: not recorded, so that --resume tries it again
-        warnings.warn(f"{folder} cannot be written ({error.strerror}); --resume tries it again")
+        warnings.warn(f"{folder} cannot be written ({error.strerror}); resume tries it again")
         return {"signal": None, "unsaved": True, "message": "not started"}
     finished_envs: list[Any] = []  # environments whose programs have ended
     try:

@@ -212,12 +212,12 @@ def _num_shards(
     asked = int(options.devices)
     if asked > num_devices:
         problem = f"must be at most {num_devices}, the number of JAX's devices"
-        raise ValueError(f"--devices: {problem}, got {asked}; use {num_devices}")
+        raise ValueError(f"devices: {problem}, got {asked}; use {num_devices}")
     if asked > 1 and "shards" not in supported:
-        raise ValueError(f'--devices: {settings.algo} must declare SUPPORTS = {{"shards"}}, got {asked}; use 1')
+        raise ValueError(f'devices: {settings.algo} must declare SUPPORTS = {{"shards"}}, got {asked}; use 1')
     if num_envs % asked:
         most = next(count for count in range(asked, 0, -1) if num_envs % count == 0)
-        raise ValueError(f"--devices: must divide --num-envs {num_envs}, got {asked}; use {most}")
+        raise ValueError(f"devices: must divide num_envs {num_envs}, got {asked}; use {most}")
     return asked
 
 

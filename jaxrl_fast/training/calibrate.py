@@ -75,7 +75,7 @@ def choose(settings: Settings) -> Settings:
         options.env, 1, build.host_env_config(options, build.TRAINING), **options.env_options
     )  # a mistake in the options concerns every count
     if not env.on_device:
-        raise ValueError(f"--num-envs: must be a number for the host environment {env.spec.id}, got auto")
+        raise ValueError(f"num_envs: must be a number for the host environment {env.spec.id}, got auto")
     trials: list[Trial] = []
     began, num_printed = time.perf_counter(), 0
     terminal = make_console(options.log_level)
@@ -92,7 +92,7 @@ def choose(settings: Settings) -> Settings:
         if found is None:
             tried = trials[0]
             reason = f"{formatting.counted(tried.num_envs, 'environment')} failed: {tried.why}"
-            raise ValueError(f"--num-envs: no number of environments works, got auto; {reason}")
+            raise ValueError(f"num_envs: no number of environments works, got auto; {reason}")
         terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} chosen")
     return with_count(settings, found.num_envs)
 
@@ -150,7 +150,7 @@ def measure(built: Any, seed: int, num_seeds: int) -> float:
 
 def table(trials: Sequence[Trial]) -> list[str]:
     """Return a line for each count, below a heading. Gains are per doubling."""
-    lines, before = ["--num-envs auto: steps a second, updates included", "     envs   steps/s   gain"], None
+    lines, before = ["num_envs auto: steps a second, updates included", "     envs   steps/s   gain"], None
     for trial in trials:
         if trial.rate is None:
             lines.append(f"{trial.num_envs:>9}  not run: {trial.why}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_fast import loop
@@ -68,7 +69,7 @@ class CheckpointManager:
     def restore(self, saved: checkpoint.Checkpoint, program: Program) -> tuple[loop.TrainState, dict[str, Any]]:
         """Return the training state, and the `host_state` that was given to `save`."""
         whole = checkpoint.unflatten(program.state_spec, saved)
-        for resource in self.plan.agent.resources:
+        for resource in self.plan.agent.learning.resources:
             resource.load(saved.manifest[checkpoint.RESOURCES][resource.name])
         state = program.shard_state(whole)
         kept = saved.manifest["host"]

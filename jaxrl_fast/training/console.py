@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__
 from jaxrl_fast.config import paths
+from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
 from jaxrl_fast.utils.devices import device
-from jaxrl_fast.utils.errors import from_python
 from jaxrl_fast.utils.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     options = plan.settings.options
     if plan.settings.by_default:
         how_long = " until it is solved" if options.stop_when_solved else ""
-        hint = "" if from_python.get() else "; --help lists all options"
-        terminal.print(f"training preset {plan.settings.preset}{how_long}{hint}")
+        terminal.print(f"training preset {plan.settings.preset}{how_long}; {PROGRAM} --help lists all options")
     for line in (_title(plan), *_learner(plan)):
         terminal.print(line)
     _warn(plan)
@@ -177,7 +176,7 @@ def _from_where(plan: Plan) -> str:
     )
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
-        return f"at its end, step {at}; more --total-steps extend it ({where})"
+        return f"at its end, step {at}; more total_steps extend it ({where})"
     resets = plan.settings.options.exact_resume or not plan.saved.manifest["exact"]
     restarts = "; its episodes are reset" if resets and not plan.env.on_device else ""
     return f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({where}){longer}{restarts}"

@@ -20,7 +20,7 @@ def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool, quaran
     """Return advice: a lower learning rate, or --quarantine if the environment is the cause."""
     last = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "there is no checkpoint"
     cause = f"{env_id} returns NaN or infinite observations or rewards"
-    cause += "" if quarantine or not env_is_cause else "; --quarantine resets such an environment"
+    cause += "" if quarantine or not env_is_cause else "; set quarantine to reset such an environment"
     return f"{last}; {cause if env_is_cause else f'try a lower learning rate, unless {cause}'}"
 
 

@@ -157,7 +157,7 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
         yield Finding("ok", f"episodes     {num_terminated + num_truncated} in {size}: {ends}")
     else:
         yield Finding("fix", f"episodes     none ended in {size}; without ends there are no returns, "
-                              "so add a time limit: --env-option max_episode_steps=1000")  # fmt: skip
+                              "so add a time limit: env_options max_episode_steps=1000")  # fmt: skip
     lengths = np.concatenate([np.diff(np.flatnonzero(one)) - 1 for one in last.T])
     if num_terminated > 1 and not num_truncated and len(lengths) > 1 and len(set(lengths.tolist())) == 1:
         after = formatting.counted(int(lengths[0]), "step")

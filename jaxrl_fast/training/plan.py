@@ -160,7 +160,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     if steps_per_update > MAX_STEPS:
         each = formatting.steps_of_rollout(rollout_length, options.num_envs)
         raise ValueError(
-            f"--num-envs: an update must have at most {MAX_STEPS} steps, got {steps_per_update} ({each}); use fewer "
+            f"num_envs: an update must have at most {MAX_STEPS} steps, got {steps_per_update} ({each}); use fewer "
             "environments or a shorter rollout"
         )
     num_updates = count_updates(options, steps_per_update, saved)
@@ -170,7 +170,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         check_on_host(settings, env, agent)
     if options.total_steps < steps_per_update:
         raise ValueError(
-            f"--total-steps: must be at least one update of {formatting.counted(steps_per_update, 'step')} "
+            f"total_steps: must be at least one update of {formatting.counted(steps_per_update, 'step')} "
             f"({formatting.steps_of_rollout(rollout_length, options.num_envs)}), got {options.total_steps}"
         )
     eval_env = build.evaluation_env(options, env, done)
@@ -215,7 +215,7 @@ def check_services(options: Options) -> None:
 def check_devices(options: Options) -> None:
     """Configure JAX's devices. Raise ValueError if it cannot train on them with these options."""
     if options.overlap and not options.async_pools:
-        raise ValueError("--overlap: requires a host environment and --async-pools 1 or more")
+        raise ValueError("overlap: requires a host environment and async_pools 1 or more")
     devices.configure_cpu_devices(options.devices)
     devices.reserve_gpu_memory(options.gpu_memory)
     devices.check_device()
@@ -237,8 +237,8 @@ def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
     settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))
     if settled and options.total_steps > saved.manifest["config"]["total_steps"]:
         raise ValueError(
-            f"--total-steps: cannot extend a run that stopped as solved, got {options.total_steps}; "
-            "use --no-stop-when-solved to continue"
+            f"total_steps: cannot extend a run that stopped as solved, got {options.total_steps}; "
+            "use stop_when_solved false"
         )
 
 
@@ -247,10 +247,10 @@ def count_updates(options: Options, steps_per_update: int, saved: "Checkpoint | 
     total_steps = options.total_steps
     num_updates = -(-total_steps // steps_per_update)
     if num_updates >= 2**31:
-        raise ValueError(f"--total-steps: must be at most {2**31 - 1} updates, got {num_updates}")
+        raise ValueError(f"total_steps: must be at most {2**31 - 1} updates, got {num_updates}")
     if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
         made = saved.manifest["env_steps"]
-        raise ValueError(f"--total-steps: must be at least the {made} steps that this run has made, got {total_steps}")
+        raise ValueError(f"total_steps: must be at least the {made} steps that this run has made, got {total_steps}")
     return num_updates
 
 
@@ -259,18 +259,18 @@ def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
     options = settings.options
     if options.num_seeds > 1:
         raise ValueError(
-            f"--num-seeds: must be 1 for the host environment {env.spec.id}, got {options.num_seeds}; "
+            f"num_seeds: must be 1 for the host environment {env.spec.id}, got {options.num_seeds}; "
             "python -m jaxrl_fast.sweep --seed 0..4 trains several one after another"
         )
     if options.overlap and agent.learning.gradient_steps is None:
         raise ValueError(
-            f"--overlap: requires an algorithm that learns from whole rollouts, got {settings.algo}; "
-            "use --async-pools alone"
+            f"overlap: requires an algorithm that learns from whole rollouts, got {settings.algo}; "
+            "use async_pools alone"
         )
     if options.exact_resume and options.host_bridge == "ffi":
-        raise ValueError("--exact-resume: requires --host-bridge callback, got ffi")
+        raise ValueError("exact_resume: requires host_bridge callback, got ffi")
     if options.exact_resume and not parse_period(str(options.save_every))[0]:  # resets must come at fixed steps
-        raise ValueError(f"--exact-resume: requires --save-every in environment steps (1M), got {options.save_every}")
+        raise ValueError(f"exact_resume: requires save_every in environment steps (1M), got {options.save_every}")
 
 
 def check_update(algo: str, state: Any, result: Any) -> None:

@@ -50,7 +50,7 @@ def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]
             resource.close()
     if plan.agent.learning.resources and not plan.settings.options.keep_replay and progress.is_done_and_saved:
         num_bytes = replay_dir.delete(plan.folder, [resource.name for resource in plan.agent.learning.resources])
-        terminal.print(f"deleted the files of the replay, {format_bytes(num_bytes)} (--no-keep-replay)")
+        terminal.print(f"deleted the files of the replay, {format_bytes(num_bytes)} (keep_replay false)")
 
 
 def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:

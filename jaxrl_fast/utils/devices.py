@@ -26,7 +26,7 @@ def configure_cpu_devices(number: int | str = "auto") -> None:
 
 
 MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX's names; all versions know the last
-NO_GPU = "--gpu-memory: has no effect, because JAX uses the CPU"
+NO_GPU = "gpu_memory: has no effect, because JAX uses the CPU"
 DEFAULT_MEMORY_SHARE = 0.75  # of a GPU's memory, which JAX reserves when it starts
 
 
@@ -44,7 +44,7 @@ def reserve_gpu_memory(share: float | None) -> None:
             warnings.warn(NO_GPU)
             return
         remedy = f"set {MEMORY_SHARE[-1]}={share:g} before JAX is used, or leave it out"
-        raise ValueError(f"--gpu-memory: JAX has already started, got {share:g}; {remedy}")
+        raise ValueError(f"gpu_memory: JAX has already started, got {share:g}; {remedy}")
     for name in MEMORY_SHARE:
         os.environ.pop(name, None)
     os.environ[MEMORY_SHARE[-1]] = str(share)
@@ -74,7 +74,7 @@ def gpu_memory() -> str:
         return "allocated on demand"
     limit = (first.memory_stats() or {}).get("bytes_limit")
     size = f" ({format_bytes(limit)})" if limit else ""
-    return f"JAX reserves {memory_share():.0%}{size}; --gpu-memory changes it"
+    return f"JAX reserves {memory_share():.0%}{size}; gpu_memory changes it"
 
 
 def is_initialized() -> bool:

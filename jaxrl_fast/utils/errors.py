@@ -1,19 +1,14 @@
-"""Describe an exception in one line, with options as the command line or Python spells them."""
+"""Describe an exception in one line."""
 
-import contextlib
 import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 
 PACKAGE = str(Path(__file__).parents[1])
 PATH_SEPARATORS = r"[/\\]"
-COMMAND = r"(python -m jaxrl_fast[^;]*)"  # the spelling of its options does not change
-OPTION = r"(?<![\w-])--(?P<agent>agent\.)?(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
-from_python = ContextVar("from_python", default=False)  # whether the user has called a function, and no command
 
 
 def where(error: BaseException) -> str:
@@ -87,40 +82,3 @@ def why(error: Exception) -> str:
     lines = [line for line in after.splitlines()[1:] if line.strip() and not line.startswith(" ")]
     line = lines[:1] if traceback_found and lines else text.splitlines()[:1]
     return getattr(error, "strerror", None) or ": ".join([type(error).__name__, *line])
-
-
-@contextlib.contextmanager
-def spelled_as_keywords() -> Iterator[None]:
-    """Spell options as Python's keywords in warnings, and in a ValueError that leaves the context."""
-    with from_function():
-        try:
-            yield
-        except ValueError as error:
-            if type(error).__str__ is ValueError.__str__ and error.args:
-                error.args = (as_keywords(str(error.args[0])), *error.args[1:])
-            raise
-
-
-@contextlib.contextmanager
-def from_function() -> Iterator[None]:
-    """Spell options as Python's keywords in warnings only: errors of a training may be a user's own."""
-    token = from_python.set(True)
-    try:
-        yield
-    finally:
-        from_python.reset(token)
-
-
-def as_keywords(text: str) -> str:
-    """Return a message with --num-envs as num_envs and --no-overlap as overlap=False, except in whole commands.
-
-    Options of several pairs have a plural in Python: --env-option is env_options.
-    """
-
-    def spell(match: re.Match[str]) -> str:
-        name = f"{match['agent'] or ''}{match['name'].replace('-', '_')}"
-        name += "s" * name.endswith("_option")
-        return f"{name}=False" if match["no"] else name
-
-    parts = re.split(COMMAND, text)
-    return "".join(part if i % 2 else re.sub(OPTION, spell, part) for i, part in enumerate(parts))

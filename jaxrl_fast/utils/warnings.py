@@ -4,12 +4,12 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from jaxrl_fast.utils.errors import as_keywords, from_python, why
+from jaxrl_fast.utils.errors import why
 
 
 def warn(line: str) -> None:
     """Print a warning to standard error."""
-    print_stderr(f"warning: {as_keywords(line) if from_python.get() else line}")
+    print_stderr(f"warning: {line}")
 
 
 @contextlib.contextmanager

@@ -33,15 +33,15 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 }
 ATARI_FAMILY = "envpool.atari"
 RESERVED_OPTIONS = {  # options of envpool that another option sets
-    "num_envs": "--num-envs",
-    "batch_size": "--num-envs (all environments step together)",
-    "seed": "--seed",
-    "env_seed": "--seed",
-    "episodic_life": "--protocol",
-    "repeat_action_probability": "--protocol",
-    "reward_clip": "--agent.clip-rewards",
-    **dict.fromkeys(("env_name", "task_name", "distribution_mode"), "--env"),
-    **dict.fromkeys(("scenario", "adroit_task", "hand_task"), "--env"),
+    "num_envs": "num_envs",
+    "batch_size": "num_envs (all environments step together)",
+    "seed": "seed",
+    "env_seed": "seed",
+    "episodic_life": "protocol",
+    "repeat_action_probability": "protocol",
+    "reward_clip": "rewards",
+    **dict.fromkeys(("env_name", "task_name", "distribution_mode"), "env"),
+    **dict.fromkeys(("scenario", "adroit_task", "hand_task"), "env"),
 }
 HIDDEN_OPTIONS = ("max_num_players", "base_path", "gym_reset_return_info", "zero_discount_on_life_loss", "task")
 MIN_OPTION_VALUES = {  # envpool does not check these, and may crash below

@@ -132,7 +132,7 @@ def _unscaled(single: Single) -> tuple[str, ...]:
     high = getattr(space, "high", None)
     if not is_image or high is None or float(jnp.max(jnp.asarray(high))) != 255:
         return ()
-    return ("observations are floats from 0 to 255: --agent.observations image divides them by 255",)
+    return ("observations are floats from 0 to 255: network.observations image divides them by 255",)
 
 
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:

@@ -93,11 +93,11 @@ def _check_out(folder: Path, options: Options) -> Path:
         if folder.is_dir():
             files.check_writable(out)
         return out
-    out = files.path_of(options.out, "--out")
+    out = files.path_of(options.out, "out")
     if out.exists() or out.is_symlink():
-        raise ValueError(f"--out: must be a new folder, got {out}, which exists; choose another name")
+        raise ValueError(f"out: must be a new folder, got {out}, which exists; choose another name")
     if not out.parent.is_dir():
-        raise ValueError(f"--out: must be in an existing folder, got {out}; create {out.parent}")
+        raise ValueError(f"out: must be in an existing folder, got {out}; create {out.parent}")
     files.check_writable(out)
     return out
 
@@ -108,7 +108,7 @@ def _check_packages(to: str) -> None:
     missing = [name for name in needed if util.find_spec(name) is None]
     if missing:
         install = '"jaxrl_fast[onnx]"' if to == "onnx" else " ".join(missing)
-        raise ValueError(f"--to {to}: needs {' and '.join(missing)}, got no such package; pip install {install}")
+        raise ValueError(f"to {to}: needs {' and '.join(missing)}, got no such package; pip install {install}")
 
 
 def _build(saved: Any, options: Options, out: Path) -> Export:

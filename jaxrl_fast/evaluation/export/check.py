@@ -49,7 +49,7 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
         result["max_difference"] = float(np.abs(found - wanted).max())
         is_same = np.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
     if found.shape != wanted.shape or found.dtype != wanted.dtype or not is_same:
-        raise ValueError(f"--to {kind}: the exported policy acts differently, got {result}; use another format")
+        raise ValueError(f"to {kind}: the exported policy acts differently, got {result}; use another format")
     return result
 
 

@@ -58,7 +58,7 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
 
 
 def _unsupported(problem: str) -> ValueError:
-    return ValueError(f"--to npz: {problem}; use stablehlo or onnx")
+    return ValueError(f"to npz: {problem}; use stablehlo or onnx")
 
 
 def _layers(saved: SavedRun) -> Arrays:

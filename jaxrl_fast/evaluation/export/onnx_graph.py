@@ -67,7 +67,7 @@ class Graph:
         factors = [int(dim._evaluate({BATCH: n})) for n in (0, 1, 2)]
         if factors != [0, factors[1], 2 * factors[1]]:
             raise ValueError(
-                f"--to onnx: an array's length must be a multiple of the number of rows, got {dim}; use stablehlo"
+                f"to onnx: an array's length must be a multiple of the number of rows, got {dim}; use stablehlo"
             )
         return rows if factors[1] == 1 else self.op("Mul", rows, np.array([factors[1]], np.int64))
 
@@ -80,5 +80,5 @@ def type_of(dtype: Any) -> int:
     """Return ONNX's number of a dtype. Raise ValueError for an unsupported dtype."""
     name = np.dtype(dtype).name
     if name not in TYPES:
-        raise ValueError(f"--to onnx: the policy computes with an unsupported type, got {name}; use stablehlo")
+        raise ValueError(f"to onnx: the policy computes with an unsupported type, got {name}; use stablehlo")
     return int(TYPES[name])

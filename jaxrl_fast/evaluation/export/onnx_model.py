@@ -35,7 +35,7 @@ def serialize(function: PolicyFunction) -> bytes:
         ValueError: If an operation of the policy has no counterpart in `onnx_ops`.
     """
     if not all(jnp.issubdtype(one.spec.dtype, jnp.floating) for one in function.noise):
-        raise ValueError("--to onnx: --sampled needs noise of real numbers, got PRNG keys; use stablehlo")
+        raise ValueError("to onnx: sampled needs noise of real numbers, got PRNG keys; use stablehlo")
     (num_rows,) = export.symbolic_shape(BATCH)
     wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
     memory, noise = tuple(one.initial for one in function.memory), tuple(one.spec for one in function.noise)
@@ -103,6 +103,6 @@ def _results(graph: Graph, equation: Any, values: list[Value], is_needed: list[b
         return list(found) if equation.primitive.multiple_results else [found]
     if equation.primitive.name not in OPS:
         name = equation.primitive.name
-        raise ValueError(f"--to onnx: an operation of the policy is not supported, got {name}; use stablehlo")
+        raise ValueError(f"to onnx: an operation of the policy is not supported, got {name}; use stablehlo")
     found = OPS[equation.primitive.name](graph, equation, *values)
     return found if isinstance(found, list) else [found]

@@ -25,7 +25,7 @@ OTHER_NAME = {
 def _op(kind: str, graph: Graph, equation: Any, *values: Value) -> str:
     """Add an elementwise operation with the same meaning in JAX and ONNX."""
     if kind in ("And", "Or", "Xor", "Not") and equation.invars[0].aval.dtype != bool:
-        raise ValueError(f"--to onnx: {kind} of integers is not supported, got {equation}; use stablehlo")
+        raise ValueError(f"to onnx: {kind} of integers is not supported, got {equation}; use stablehlo")
     return graph.op(kind, *values)
 
 
@@ -58,7 +58,7 @@ def _clamp(graph, equation, low, x, high):
 
 def _select(graph, equation, which, *cases):
     if equation.invars[0].aval.dtype != bool:
-        raise ValueError("--to onnx: a choice of several arrays is not supported, got select_n; use stablehlo")
+        raise ValueError("to onnx: a choice of several arrays is not supported, got select_n; use stablehlo")
     return graph.op("Where", which, cases[1], cases[0])
 
 
@@ -99,7 +99,7 @@ def _slice(graph, equation, x):
 def _pad(graph, equation, x, value):
     config = equation.params["padding_config"]
     if any(inner for _, _, inner in config):
-        raise ValueError("--to onnx: padding between elements is not supported, got pad; use stablehlo")
+        raise ValueError("to onnx: padding between elements is not supported, got pad; use stablehlo")
     return graph.op("Pad", x, _axes([c[0] for c in config] + [c[1] for c in config]), value)
 
 
@@ -119,7 +119,7 @@ def _gather(graph, equation, x, index):
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     row = equation.invars[0].aval.shape[1:]
     if numbers.start_index_map != (0,) or numbers.collapsed_slice_dims != (0,) or tuple(sizes) != (1, *row):
-        raise ValueError("--to onnx: indexing other than by rows is not supported, got gather; use stablehlo")
+        raise ValueError("to onnx: indexing other than by rows is not supported, got gather; use stablehlo")
     return graph.op("Gather", x, graph.op("Squeeze", index, _axes([-1])), axis=0)
 
 
@@ -168,7 +168,7 @@ def _conv(graph, equation, x, kernel):
     """Convolve in [N, C, H, W], as ONNX does."""
     p = equation.params
     if set(p["lhs_dilation"]) != {1} or p["batch_group_count"] != 1:
-        raise ValueError("--to onnx: a transposed convolution is not supported, got conv; use stablehlo")
+        raise ValueError("to onnx: a transposed convolution is not supported, got conv; use stablehlo")
     lhs, rhs, out = p["dimension_numbers"]
     pads = [int(low) for low, _ in p["padding"]] + [int(high) for _, high in p["padding"]]
     y = graph.op(
@@ -189,7 +189,7 @@ def _pool(kind: str, graph: Graph, equation: Any, x: Value) -> str:
     window, strides, padding = p["window_dimensions"], p["window_strides"], p["padding"]
     space = [i for i, size in enumerate(window) if size > 1 or strides[i] > 1]
     if set((*p["base_dilation"], *p["window_dilation"])) != {1} or len(window) - len(space) < 2:
-        raise ValueError(f"--to onnx: this kind of pooling is not supported, got windows {window}; use stablehlo")
+        raise ValueError(f"to onnx: this kind of pooling is not supported, got windows {window}; use stablehlo")
     others = [i for i in range(len(window)) if i not in space]
     first, channels = others[0], others[1:]
     order = [first, *channels, *space]

@@ -46,4 +46,4 @@ def serialize(function: PolicyFunction) -> bytes:
         return bytes(exported.serialize())
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"--to stablehlo: the policy cannot be serialized ({reason}); use onnx") from error
+        raise ValueError(f"to stablehlo: the policy cannot be serialized ({reason}); use onnx") from error
