@@ -30,6 +30,7 @@ ELSEWHERE = {  # names of these options in other libraries (docs/guides/migratin
     "q_lr": "critic_learning_rate",
     "buffer_batch_size": "batch_size",
     "buffer_size": "replay.size",
+    "crossq": "target",
     "clip_range_vf": "clip_vloss",
     "ent_coef": "entropy_coef",
     "learning_rate_schedule": "schedule",
@@ -88,6 +89,8 @@ def refuse_unknown(
     if having:
         has = "has" if len(having) == 1 else "have"
         raise ValueError(f"{setting.origin}: {algo} has no such option; {join_names(having)} {has} it")
+    if owners := [path for path, option in known.items() if name in option.parts]:
+        raise ValueError(f"{setting.origin}: unknown option; did you mean {owners[0]} {name}?")
     candidates = [*known, *offered, "config"]
     ours = ELSEWHERE.get(name.rpartition(".")[2].lower(), "")
     alias = f"; did you mean {ours}?" if ours in candidates else ""
