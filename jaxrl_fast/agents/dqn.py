@@ -74,7 +74,7 @@ class Context(NamedTuple):
     ratio: ReplayRatio
     num_updates: int
     network: networks.Network
-    value_head: value_distributions.ValueHead
+    value_head: value_distributions.ValueHead | value_distributions.CustomHead
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
 

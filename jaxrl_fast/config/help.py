@@ -110,7 +110,8 @@ def _print_group(name: str, group: Any, values: Any, without: Sequence[str], is_
         first, _, inner = path.partition(".")
         if first not in own or first in without or inner and is_brief:
             continue
-        print("\n".join(_describe(option, value_of(record, path), is_brief)))
+        if "" not in option.parts:
+            print("\n".join(_describe(option, value_of(record, path), is_brief)))
 
 
 def _print_topic(topic: str, records: Sequence[Any], others: Sequence[str]) -> None:
@@ -124,7 +125,7 @@ def _print_topic(topic: str, records: Sequence[Any], others: Sequence[str]) -> N
     for path in paths:
         option, record = known[path]
         print("\n".join(_describe(option, value_of(record, path))))
-        for words, part in _alternatives(option):
+        for words, part in _alternatives(option) if "" not in option.parts else [("", option.parts[""])]:
             print(
                 "\n"
                 + "\n".join(_wrap(f"--{path.replace('_', '-')} {words}: {(part.__doc__ or '').partition(chr(10))[0]}"))

@@ -21,7 +21,9 @@ def known_options(records: Sequence[Any]) -> dict[str, Option]:
 def choose(records: Sequence[Any], settings: Sequence[Setting]) -> list[Any]:
     """Return records with the parts that settings choose; their other options have their defaults."""
     chosen, decided = [*records], set[str]()
-    while pending := [o for path, o in known_options(chosen).items() if o.parts and path not in decided]:
+    while pending := [
+        o for path, o in known_options(chosen).items() if o.parts and "" not in o.parts and path not in decided
+    ]:
         known = known_options(chosen)
         named = {(*complete(s.name, known),): s for s in apart(settings, known)}  # the last one of an option
         for option in pending:
@@ -79,6 +81,11 @@ def find(
         refuse_unknown(setting, known, records, algo, program)
     if len(paths) > 1:
         refuse_ambiguous(setting, paths)
+    if "" in known[paths[0]].parts:
+        inner = next(path for path in known if path.startswith(f"{paths[0]}."))
+        raise ValueError(
+            f"{setting.origin}: has no value of its own, got one; name one of its options, such as {inner}"
+        )
     return setting._replace(name=paths[0])
 
 
@@ -111,18 +118,19 @@ def to_plain(record: Any) -> dict[str, Any]:
         value = getattr(record, name)
         if isinstance(value, Part):
             inner = to_plain(value)
-            value = {"kind": value.kind} | inner if inner else value.kind
+            value = ({"kind": value.kind} if value.kind else {}) | inner or value.kind
         found[name] = value
     return found
 
 
-def by_path(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a mapping as `to_plain` makes it, by path."""
+def by_path(mapping: Mapping[str, Any], known: Mapping[str, Option], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a mapping as `to_plain` makes it, by path. `known` are the options of its records."""
     found: dict[str, Any] = {}
     for name, value in mapping.items():
-        if isinstance(value, Mapping) and "kind" in value:
-            found[prefix + name] = value["kind"]
-            found |= by_path({inner: x for inner, x in value.items() if inner != "kind"}, f"{prefix}{name}.")
+        path = prefix + name
+        if isinstance(value, Mapping) and path in known and known[path].parts:
+            found |= by_path(value, known, f"{path}.")
+            found[path] = found.pop(f"{path}.kind", "")
         else:
-            found[prefix + name] = value
+            found[path] = value
     return found

@@ -23,7 +23,7 @@ from jaxrl_fast.config.sources import SWEEP, Setting
 from jaxrl_fast.options.declare import Option
 from jaxrl_fast.utils.parsing import nearest, shown
 
-DECIDED_BY_ENV = ("protocol", "quarantine", "rewards")  # if empty or "auto" in a sweep.yaml
+DECIDED_BY_ENV = ("protocol", "rewards")  # if empty or "auto" in a sweep.yaml
 DECIDED_BY_MEMORY = ("replay.storage", "replay.compression")  # if "auto" there
 
 
@@ -46,7 +46,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         option = known[setting.name]
         old, new = before.value(option.name), now.value(option.name)
         new = "auto" if option.name == "num_envs" and now.auto_num_envs else new
-        fixed = not option.resumable or option.resumable == "inexact" and before.options.exact_resume
+        fixed = not option.resumable or option.resumable == "inexact" and before.options.host.exact_resume
         if fixed and not option.equal(old, new):
             raise ValueError(f"{setting.origin}: a resume cannot change it from {plain(old)}, got {plain(new)}")
     check_env(folder, now.options.env)
@@ -61,9 +61,10 @@ def check_unchanged(
     `before` is `to_mapping` of the settings with which the checkpoint was saved. `decided`: options that depend on the
     environment have their final values, as in config.yaml. In sweep.yaml they may still be empty.
     """
-    old, new = by_path(before), by_path(to_mapping(settings) | {"env": settings.options.env})
-    for name, option in {"algo": Option("algo", str), **settings.known}.items():
-        fixed = not option.resumable or option.resumable == "inexact" and before["exact_resume"]
+    known = {"algo": Option("algo", str), **settings.known}
+    old, new = by_path(before, known), by_path(to_mapping(settings) | {"env": settings.options.env}, known)
+    for name, option in known.items():
+        fixed = not option.resumable or option.resumable == "inexact" and old["host.exact_resume"]
         if not fixed or name not in old or name not in new or option.equal(old[name], new[name]):
             continue
         if decided or name not in DECIDED_BY_ENV + DECIDED_BY_MEMORY or new[name] not in ("", None, "auto"):

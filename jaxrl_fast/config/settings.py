@@ -16,7 +16,7 @@ from jaxrl_fast.config.parts import choose, find, known_options, read_values, to
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names, one
-from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options import ALGORITHMS, wrap
 from jaxrl_fast.options.declare import Option, options_of, value_of
 from jaxrl_fast.options.run import DEFAULT, LAST_SEED, NOT_SAVED, OF_RUN, Options, same_env, written_env
 from jaxrl_fast.utils.files import path_of
@@ -158,6 +158,7 @@ def check(options: Options, is_auto: bool) -> None:
         raise ValueError(f"num_seeds: seeds must be at most {LAST_SEED}, got seeds {options.seed} to {last_seed}")
     if options.stop_when_solved and options.solved_threshold is None:
         raise ValueError("stop_when_solved: needs a solved_threshold, got none; set solved_threshold")
+    wrap.read(options.wrap)
     if options.players.kind == "self-play" and options.num_envs < 2 and not is_auto:
         problem = f"self-play needs 2 games, one for each side, got {options.num_envs}"
         raise ValueError(f"num_envs: {problem}; use 2 or more")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast.envs import construct
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.parsing import nearest
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
         from jaxrl_fast.envs import quarantine  # imports jax
 
         if env.spec.players:
-            raise ValueError(f"quarantine: not supported with several players, got {env.spec.id}; leave it out")
+            raise ValueError(f"wrap: quarantine is not supported with several players, got {env.spec.id}; leave it out")
         env = quarantine.guard(env)
     if frames:
         from jaxrl_fast.envs import image
@@ -79,11 +79,28 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
         from jaxrl_fast.envs import hide
 
         env = hide.hide(env, config.wrappers.hide, keep_whole=config.render)
-    if config.wrappers.observe_previous:
+    if config.wrappers.previous:
         from jaxrl_fast.envs import previous
 
         env = previous.observe(env)
+    for name in config.wrappers.custom:
+        env = _wrapped(env, name)
     return env if env.view.resize else env._replace(view=env.view._replace(resize=again))
+
+
+def _wrapped(env: "types.Env", name: str) -> "types.Env":
+    """Return the environments with a user's wrapper, a function from Env to Env."""
+    from jaxrl_fast.types import Env
+
+    try:
+        found = importing.attribute(name, f"wrapper {name!r}")(env)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"wrap: {name} failed with {why(error)}{where(error)}") from error
+    if not isinstance(found, Env):
+        raise ValueError(f"wrap: {name} must return an Env, got {importing.describe(found)}; return env._replace(...)")
+    return found
 
 
 def is_physics(env_id: Any) -> bool:
@@ -152,11 +169,11 @@ def _check_host_config(backend: str, env: "types.Env", config: "HostEnvConfig") 
         raise ValueError(f"protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
     if config.num_async_pools and env.on_device:
         raise ValueError(
-            f"async_pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
+            f"host.async_pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
         )
     if config.workers.num not in ("auto", 0) and backend != "gymnasium":
         remedy = "leave it out" if env.on_device else "use env_options num_threads"
-        raise ValueError(f"env_workers: {env.spec.id} has no worker processes, got {config.workers.num}; {remedy}")
+        raise ValueError(f"host.workers: {env.spec.id} has no worker processes, got {config.workers.num}; {remedy}")
 
 
 def registered(backend: str = "gymnax") -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def choose_bridge(env_id: str, name: str) -> Callable[[LazyPool], Bridge]:
         return callback_bridge
     if not build.is_available(KERNEL):
         reason = build.unavailable_reason() or f"{build.VARIABLE} does not name {KERNEL}"
-        raise ValueError(f"host_bridge: {env_id} cannot be called from C ({reason}), got ffi; use callback")
+        raise ValueError(f"host.bridge: {env_id} cannot be called from C ({reason}), got ffi; use callback")
     return direct_bridge
 
 

@@ -1,4 +1,4 @@
-"""Hide parts of the observation: the option `--hide`, which makes ordinary tasks partially observable.
+"""Hide parts of the observation: the wrapper `hide`, which makes ordinary tasks partially observable.
 
 A part is named by its path: "velocity" in a dictionary, "1" in a tuple or a vector, "arm/velocity" or "velocity/1"
 within a part. Hidden parts leave the observation, whose shape shrinks. Rewards and scores stay those of the task.
@@ -45,7 +45,7 @@ def hide(env: Env, names: Sequence[str], keep_whole: bool = False) -> Env:
     view = changed.view._replace(
         own_obs=own_obs if has_indices else None,
         encode_obs=partial(_encode, env, visible) if has_indices else lambda obs: obs,
-        info=(*env.view.info, f"hidden parts of the observation: {', '.join(names)} (hide)"),
+        info=(*env.view.info, f"hidden parts of the observation: {', '.join(names)} (wrap hide)"),
         resize=env.view.resize,
     )
     again = lambda other: hide(other, names, keep_whole)
@@ -67,7 +67,9 @@ def find(env: Env, names: Sequence[str]) -> Visible:
             hidden[i] |= entries
     kept = tuple(_kept(max(length, 1), gone) for length, gone in zip(lengths, hidden, strict=True))
     if not any(entries is None or entries.size for entries in kept):
-        raise ValueError(f"hide: must leave a part of the observation of {spec.id}, got {','.join(names)}; hide less")
+        raise ValueError(
+            f"wrap hide: must leave a part of the observation of {spec.id}, got {','.join(names)}; hide less"
+        )
     return Visible(spec.obs, kept)
 
 
@@ -163,14 +165,12 @@ def _refuse(env: Env, name: str, paths: list[str], lengths: list[int]) -> NoRetu
         known = [part for path in paths for part in itertools.accumulate(path.split("/"), "{}/{}".format)]
         known = list(dict.fromkeys(known))
         hint = nearest(name, known) or f"; it has {', '.join(known)}"
-        raise ValueError(f"hide: must name parts of the observation of {env_id}, got {name}{hint}")
+        raise ValueError(f"wrap hide: must name parts of the observation of {env_id}, got {name}{hint}")
     if lengths[0]:
         most = lengths[0] - 1
         raise ValueError(
-            f"hide: must be entries 0 to {most} of the vector that {env_id} observes, got {name}; use one of these"
+            f"wrap hide: must be entries 0 to {most} of the vector that {env_id} observes, got {name}; use one of these"
         )
     is_index = env.view.own_obs is not None
     what = "the index of a state" if is_index else f"an array of shape {list(obs.shape)}"
-    raise ValueError(
-        f"hide: {env_id} observes {what}, which has no parts, got {name}; only a vector, a Dict or a Tuple has parts"
-    )
+    raise ValueError(f"wrap hide: {env_id} observes {what}, which has no parts, got {name}; leave it out")

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxrl_fast.host import AtariProtocol
+from jaxrl_fast.options.wrap import Wrappers as Wrappers
 
 
 class Shard(NamedTuple):
@@ -17,14 +18,6 @@ class Workers(NamedTuple):
 
     num: int | str = "auto"  # 0: this process steps them
     timeout: float = 0.0  # seconds after which a process counts as stuck; 0: never
-
-
-class Wrappers(NamedTuple):
-    """What is put around environments, also around those on the device."""
-
-    quarantine: bool = False  # numbers that are not finite end an episode, without an error
-    hide: tuple[str, ...] = ()  # parts of the observation that agents do not see
-    observe_previous: bool = False  # observations tell the previous action and reward
 
 
 class HostEnvConfig(NamedTuple):

@@ -61,7 +61,7 @@ def make_env(
         num_workers: processes that step each pool.
     """
     if config.bridge == "ffi" and make_bridge is None:
-        raise ValueError(f"host_bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
+        raise ValueError(f"host.bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
     obs = jax.eval_shape(functools.partial(_seen, spec), raw_rows(spec).obs)
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))

@@ -163,7 +163,7 @@ def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
     if num_envs % num_pools:
         where = f" on each of {num_shards} devices" if num_shards > 1 else ""
         raise ValueError(
-            f"async_pools: {num_envs * num_shards} environments do not divide into {num_pools} pools{where}, "
+            f"host.async_pools: {num_envs * num_shards} environments do not divide into {num_pools} pools{where}, "
             f"got {num_pools}; choose a divisor of {num_envs}"
         )
     return num_envs // num_pools

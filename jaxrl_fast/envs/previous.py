@@ -1,4 +1,4 @@
-"""Let agents observe their previous action and reward: the option `--observe-previous`.
+"""Let agents observe their previous action and reward: the wrapper `previous`.
 
 A policy with memory can then find out how its actions work and what they earn (Duan et al. 2016, "RL^2: Fast
 Reinforcement Learning via Slow Reinforcement Learning", section 2.2). Both are zero at the start of an episode.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxrl_fast.envs.wrapper import Rules, where, wrap
 from jaxrl_fast.types import Array, Env, PyTree, TimeStep
 
-INFO = "an environment whose observation or reward is not finite is reset (quarantine)"
+INFO = "an environment whose observation or reward is not finite is reset (wrap quarantine)"
 
 
 class Held(NamedTuple):

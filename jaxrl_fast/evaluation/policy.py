@@ -235,7 +235,7 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree, carry: PyTree) -> tuple[Arr
 
 def num_exploration_envs(options: Options) -> int:
     """Return the number of environments in a pool, which explore together, each with its own epsilon."""
-    return int(options.num_envs) // max(options.async_pools, 1)
+    return int(options.num_envs) // max(options.host.async_pools, 1)
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, carry: PyTree, key: Key) -> tuple[Array, PyTree]:

@@ -225,7 +225,7 @@ def _agent(settings: Settings, env: Env, num_shards: int, num_pools: int | None 
     axis_name = SHARDS if num_shards > 1 else None
     env = env._replace(
         spec=env.spec._replace(num_envs=num_envs // num_shards * max(len(env.spec.players), 1)),
-        parallelism=Parallelism(axis_name, num_shards, num_pools=num_pools or max(options.async_pools, 1)),
+        parallelism=Parallelism(axis_name, num_shards, num_pools=num_pools or max(options.host.async_pools, 1)),
     )
     num_updates = -(-options.total_steps // steps_per_update)
     return build.make_agent(settings.agent, build.load_algorithm(settings), env, num_updates)

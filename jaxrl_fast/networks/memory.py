@@ -16,6 +16,7 @@ from jaxrl_fast import kernels
 from jaxrl_fast.kernels import dispatch
 from jaxrl_fast.networks.dense import LayerNorm
 from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.utils import importing
 
 MIN_RADIUS, MAX_RADIUS, MAX_PHASE = 0.9, 0.999, np.pi / 10  # of an LRU's initial eigenvalues, for a long memory
 
@@ -23,15 +24,27 @@ MIN_RADIUS, MAX_RADIUS, MAX_PHASE = 0.9, 0.999, np.pi / 10  # of an LRU's initia
 def make(kind: str, size: int) -> tuple["Memory | None", PyTree]:
     """Return the memory of this kind with outputs of `size` numbers, and its carry [...] at the start of an episode.
 
-    The carry is zeros, f32 [size] or a pair of these. "none" returns (None, ()). Raises ValueError for another kind.
+    "none" returns (None, ()), "package.module:Class" a user's subclass of Memory. Raises ValueError for another kind.
     """
     if kind == "none":
         return None, ()
     cells: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM, "lru": LRU}
+    if ":" in kind:
+        cells[kind] = _custom(kind)
     if kind not in cells:
         raise ValueError(f"memory: must be one of none, {', '.join(cells)}, got {kind!r}; choose one of these")
-    zeros = jnp.zeros(size)
-    return cells[kind](size), zeros if kind == "gru" else (zeros, zeros)
+    return cells[kind](size), cells[kind].initial_carry(size)
+
+
+def _custom(name: str) -> "type[Memory]":
+    """Return a user's memory. Raise ValueError if it is not a subclass of Memory."""
+    found = importing.attribute(name, f"memory {name!r}")
+    if not (isinstance(found, type) and issubclass(found, Memory)):
+        got = importing.describe(found)
+        raise ValueError(
+            f"memory: {name} must be a subclass of jaxrl_fast.networks.memory.Memory, got {got}; derive it"
+        )
+    return found
 
 
 class Memory(nn.Module):
@@ -43,6 +56,11 @@ class Memory(nn.Module):
     """
 
     size: int
+
+    @staticmethod
+    def initial_carry(size: int) -> PyTree:
+        """Return the carry at the start of an episode: zeros, f32 [size] or several of these."""
+        return jnp.zeros(size)
 
     @nn.compact
     def __call__(self, carry: PyTree, x: Array, reset: Array | None = None) -> tuple[PyTree, Array]:
@@ -111,6 +129,10 @@ class GRU(Memory):
 class LSTM(Memory):
     """c' = f c + i g and h' = o tanh(c'), with i, f, o = sigmoid(W x + U h + b), and g with tanh instead."""
 
+    @staticmethod
+    def initial_carry(size: int) -> PyTree:
+        return jnp.zeros(size), jnp.zeros(size)
+
     def project(self, x: Array) -> tuple[Array, PyTree]:
         return self.dense("input", x, 4 * self.size), self.gates(4)
 
@@ -128,6 +150,10 @@ class LRU(Memory):
     y = Re(C s') + D v, and gate = sigmoid(V gelu(y)). |lambda| = exp(-exp(nu_log)), its phase is exp(theta_log), and
     gamma is sqrt(1 - |lambda|^2) at first (section 3 of the paper). Complex numbers are pairs of real ones.
     """
+
+    @staticmethod
+    def initial_carry(size: int) -> PyTree:
+        return jnp.zeros(size), jnp.zeros(size)
 
     def project(self, x: Array) -> tuple[Array, PyTree]:
         """Return [W x, v, gamma B v], 4 * size numbers, and lambda."""

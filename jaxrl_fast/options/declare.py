@@ -75,7 +75,7 @@ class Option(NamedTuple):
     sweepable: bool = True  # a sweep may have several values
     resumable: bool | str = False  # a resume may change it; "inexact": unless the run has exact_resume
     equal: Callable[[Any, Any], bool] = operator.eq  # compares two values when a run is resumed
-    parts: Mapping[str, Part] = MappingProxyType({})  # of a choice: the parts by word, each with its defaults
+    parts: Mapping[str, Part] = MappingProxyType({})  # of a choice: by word, with defaults; "": the only one
     custom: Part | None = None  # of a choice: the part that "package.module:Class" chooses
 
     def part(self, word: str) -> Part:
@@ -147,6 +147,11 @@ def choice(default: str, help: str = "", *, custom: Part | None = None, **parts:
     return dataclasses.field(default=named[default], metadata=metadata)
 
 
+def part(default: Part, help: str = "") -> Any:
+    """Return a dataclass field that holds a part without alternatives."""
+    return dataclasses.field(default=default, metadata={"option": {"help": help, "parts": {"": default}}})
+
+
 def options_of(record: Any) -> dict[str, Option]:
     """Return the options of a record by path. Of a type: with the parts that are chosen by default.
 
@@ -194,7 +199,7 @@ def _fields_of(record_type: Any) -> dict[str, Option]:
         kind = hints[field.name]
         if parts := declared.get("parts"):
             words = Literal[tuple(parts)]  # type: ignore[valid-type]
-            kind = words | Importable if declared["custom"] else words
+            kind = words | Importable if declared.get("custom") else words
         found[field.name] = Option(field.name, kind, default, **declared)
     return found
 

@@ -58,7 +58,9 @@ def memory(recurrent: Recurrent) -> Any:
     """Return a field for a memory with these defaults."""
     return choice(
         "none",
-        "Recurrent layer after the network, for partially observable environments; lru is a linear recurrence.",
+        "Recurrent layer after the network, for partially observable environments; lru is a linear recurrence. "
+        "package.module:Class is a subclass of networks.memory.Memory.",
+        custom=recurrent,
         none=NoMemory(),
         gru=recurrent,
         lstm=recurrent,

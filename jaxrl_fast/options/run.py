@@ -18,7 +18,9 @@ from jaxrl_fast.options.declare import (
     choice,
     option,
     options_of,
+    part,
 )
+from jaxrl_fast.options.host import Host
 from jaxrl_fast.utils.plain import as_lists
 
 LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one as another
@@ -88,23 +90,14 @@ class Task:
         "Protocol for Atari: dqn2015 (its default: a lost life ends an episode, rewards are clipped) or machado2018 "
         "(sticky actions).",
     )
-    time_limit_terminates: bool = option(
-        False, "Treat time limits as terminations: do not bootstrap from the last state of a truncated episode."
-    )
-    quarantine: bool | None = option(
-        None,
-        "Reset an environment whose observation or reward is not finite, and do not learn from that step. none: only "
-        "for physics: MuJoCo, dm_control, brax and MuJoCo Playground.",
-    )
-    hide: tuple[str, ...] = option(
+    wrap: tuple[str, ...] = option(
         (),
-        "Parts of the observation to hide from the agent, which makes the task partially observable: indices of a "
-        "vector (1,3) or names of parts (velocity).",
+        "Wrappers: quarantine (reset an environment whose observation or reward is not finite, and do not learn from "
+        "that step; on for physics, unless no-quarantine), hide=PART (an index or a name, such as velocity), previous "
+        "(add the previous action and reward to the observation), time-limit (treat time limits as terminations), or "
+        "package.module:function.",
         sweepable=False,
         equal=lambda old, new: {*old} == {*new},
-    )
-    observe_previous: bool = option(
-        False, "Add the previous action and reward to the observation; both are zero at the start of an episode."
     )
     num_envs: int = option(
         4,
@@ -132,14 +125,6 @@ class Task:
         "auto",
         "Number of devices that the environments are split over. auto: all of them, or as many as have enough work.",
         bounds=SIZE,
-    )
-    async_pools: int = option(
-        0,
-        "Number of asynchronous environment pools per device (host environments only); 0: synchronous.",
-        bounds=Bounds(0, 64),
-    )
-    overlap: bool = option(
-        False, "Collect the next rollout during the update (needs --async-pools); the acting policy is one update old."
     )
 
 
@@ -188,20 +173,7 @@ class Output:
 class System:
     """Use of this machine, on which results do not depend."""
 
-    host_bridge: Literal["auto", "ffi", "callback"] = system(
-        "auto", "How compiled programs call host environments: C (ffi) or Python (callback). auto: ffi where it works."
-    )
-    env_workers: int | Literal["auto"] = system(
-        "auto",
-        "Worker processes for each pool of Python environments; 0: step them in the training process. auto: "
-        "chosen by the measured time of a step.",
-        bounds=Bounds(0, 1024),
-    )
-    env_timeout: Seconds = system(
-        Seconds(300.0),
-        "Seconds (or 5min, 2h) to wait for a step of a worker process before the run fails; 0: no limit.",
-        bounds=NON_NEGATIVE,
-    )
+    host: Host = part(Host(), "Stepping of environments on the host.")
     gpu_memory: float | None = system(
         None,
         "Fraction of GPU memory that JAX reserves at the start. none: XLA_PYTHON_CLIENT_MEM_FRACTION, or 0.75.",
@@ -233,9 +205,6 @@ class Checkpoints:
         "",
         "Folder, new or empty, for the replay files. Default: in the run directory.",
         sweepable=False,
-    )
-    exact_resume: bool = system(
-        False, "Reset host environments at every checkpoint so that resuming is bit-exact.", resumable="inexact"
     )
     on_nonfinite: Literal["stop", "continue"] = system(
         "stop",

@@ -59,6 +59,13 @@ class TruncatedQuantile(Quantile):
 
 
 @dataclass(frozen=True)
+class CustomValue(Part):
+    """A value head of a user."""
+
+    atoms: int = option(1, "Number of outputs for each action.", bounds=Bounds(1, 2**16))
+
+
+@dataclass(frozen=True)
 class NoBonus(Part):
     """No bonus."""
 
@@ -79,7 +86,8 @@ def value_of_actions() -> Any:
     return choice(
         "mean",
         "What is learned of the return: its mean, a distribution on fixed atoms (c51, Bellemare et al. 2017) or "
-        "quantiles (Dabney et al. 2018).",
+        "quantiles (Dabney et al. 2018). package.module:Class is a rl.value_distributions.CustomHead.",
+        custom=CustomValue(),
         mean=RescaledMean(),
         c51=C51(),
         quantile=QuantileRegression(),

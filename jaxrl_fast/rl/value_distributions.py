@@ -12,7 +12,8 @@ import optax
 from jax import Array
 
 from jaxrl_fast.options.declare import Part
-from jaxrl_fast.options.value import C51, Quantile
+from jaxrl_fast.options.value import C51, CustomValue, Quantile
+from jaxrl_fast.utils import importing
 
 
 class ValueHead(NamedTuple):
@@ -24,9 +25,32 @@ class ValueHead(NamedTuple):
     v_max: float | Array  # the highest
 
 
-def head_of(options: Part) -> ValueHead:
+class CustomHead:
+    """The base of a user's value heads, chosen by `value: package.module:Class`."""
+
+    kind = "custom"
+
+    def __init__(self, num: int):
+        self.num = num  # of outputs for each action, M
+
+    def atoms(self, output: Array) -> "Atoms":
+        """Return the distribution that outputs [..., A, M] represent, as weighted atoms [..., A, K]."""
+        raise NotImplementedError
+
+    def losses(self, output: Array, goal: "Atoms", td_error: Array) -> tuple[Array, Array]:
+        """Return the loss of each row [B] between its output [B, M] and its goal, and its error for priorities."""
+        raise NotImplementedError
+
+
+def head_of(options: Part) -> ValueHead | CustomHead:
     """Return the kind of value that the options of an algorithm choose. Raise ValueError for invalid atoms."""
     num = num_atoms(options)
+    if isinstance(options, CustomValue):
+        made = importing.attribute(options.kind, f"value {options.kind!r}")
+        if not (isinstance(made, type) and issubclass(made, CustomHead)):
+            got = importing.describe(made)
+            raise ValueError(f"value: {options.kind} must be a subclass of CustomHead, got {got}; derive it")
+        return made(options.atoms)
     if num is not None and num < 2:
         raise ValueError(f"value.atoms: a distribution requires 2 or more, got {num}; try 51")
     if not isinstance(options, C51):
@@ -40,7 +64,7 @@ def head_of(options: Part) -> ValueHead:
 
 def num_atoms(options: Part) -> int | None:
     """Return the number of atoms of a distribution, or None for a mean."""
-    return options.atoms if isinstance(options, C51 | Quantile) else None
+    return options.atoms if isinstance(options, C51 | Quantile | CustomValue) else None
 
 
 class Atoms(NamedTuple):
@@ -55,8 +79,10 @@ class Atoms(NamedTuple):
         return (self.atom * self.weight).sum(-1)
 
 
-def from_outputs(form: ValueHead, output: Array) -> Atoms:
+def from_outputs(form: ValueHead | CustomHead, output: Array) -> Atoms:
     """Return the atoms [..., A, M] of the network's output: [..., A] for means, else [..., A, M]."""
+    if isinstance(form, CustomHead):
+        return form.atoms(output)
     if form.kind == "mean":
         return Atoms(output[..., None], jnp.ones((*output.shape, 1)))
     if form.kind == "quantile":
@@ -64,12 +90,12 @@ def from_outputs(form: ValueHead, output: Array) -> Atoms:
     return Atoms(jnp.broadcast_to(support(form), output.shape), jax.nn.softmax(output))
 
 
-def mean(form: ValueHead, output: Array) -> Array:
+def mean(form: ValueHead | CustomHead, output: Array) -> Array:
     """Return the expected returns [..., A] of the network's output."""
     return output if form.kind == "mean" else from_outputs(form, output).mean
 
 
-def least(form: ValueHead, output: Array) -> Atoms:
+def least(form: ValueHead | CustomHead, output: Array) -> Atoms:
     """Return the atoms [B, K] of outputs [C, B (, M)]: in each row, the output with the lowest mean of the C.
 
     This is the minimum of clipped double Q-learning (Fujimoto et al. 2018, eq. 10), for distributions as in FastTD3
@@ -96,7 +122,9 @@ def support(form: ValueHead) -> Array:
     return jnp.linspace(form.v_min, form.v_max, form.num, dtype=jnp.float32)
 
 
-def losses(form: ValueHead, output: Array, goal: Atoms, td_error: Array, huber: bool) -> tuple[Array, Array]:
+def losses(
+    form: ValueHead | CustomHead, output: Array, goal: Atoms, td_error: Array, huber: bool
+) -> tuple[Array, Array]:
     """Return the loss of each row [B] between its output ([B], or [B, M]) and its goal, and its error for priorities.
 
     kind       loss                                                                             error
@@ -104,6 +132,8 @@ def losses(form: ValueHead, output: Array, goal: Atoms, td_error: Array, huber: 
     c51        cross entropy with the projected goal (Bellemare et al. 2017, algorithm 1)       divergence
     quantile   `quantile_loss`                                                                  |TD error|
     """
+    if isinstance(form, CustomHead):
+        return form.losses(output, goal, td_error)
     if form.kind == "c51":
         wanted = project(goal, support(form))
         entropy = optax.softmax_cross_entropy(output, wanted)

@@ -170,8 +170,9 @@ def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
     """Yield for each member a flat dictionary of every setting that affects its training."""
     for group in groups:
         for member in group.members:
-            content = to_mapping(grid.part(group, [member]).settings)
-            yield {"seed": member.seed} | {k: v for k, v in by_path(content).items() if k not in MAY_DIFFER}
+            settings = grid.part(group, [member]).settings
+            content = by_path(to_mapping(settings), settings.known)
+            yield {"seed": member.seed} | {k: v for k, v in content.items() if k not in MAY_DIFFER}
 
 
 def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None, start: Path) -> SweepPlan:

@@ -10,10 +10,11 @@ import jax
 from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded, time_limit
-from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers, Wrappers
+from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
 from jaxrl_fast.networks import torso
+from jaxrl_fast.options import wrap
 from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
@@ -45,16 +46,13 @@ def build(
 
     The environment is made once, and so is the agent, with its replay on the device. A resumed run has made `done`
     updates; it keeps the number of shards and gradient workers in the manifest of its checkpoint, `before`. The
-    returned settings have the options that the environment decides: the Atari protocol, reward clipping and quarantine.
+    returned settings have the options that the environment decides: the Atari protocol and the rewards to train on.
     """
     enabled()  # raises ValueError for an unknown JAXRL_FAST_KERNELS, before any other error
     options = settings.options
-    if options.quarantine is None:
-        options = dataclasses.replace(options, quarantine=envs.is_physics(options.env))
-        settings = settings._replace(options=options)
     config = host_env_config(options, TRAINING, done)
     env = envs.make(options.env, options.num_envs, config, **options.env_options)
-    env = time_limit.terminating(env) if options.time_limit_terminates else env
+    env = time_limit.terminating(env) if wrap.read(options.wrap).time_limit else env
     settings = _with_protocol(settings, env)
     placement = choose_placement(settings, algorithm, env, before)
     env = _shard(env, settings.options, placement, done)
@@ -105,8 +103,8 @@ def _waiting_for_host_pays(settings: Settings) -> bool:
     releases the waiting workers, but only if C calls the environment.
     """
     options, has_replay = settings.options, settings.agent.replay is not None
-    from_c = options.host_bridge != "callback" and not options.exact_resume and is_available(host_call.KERNEL)
-    return has_replay and from_c and not options.async_pools
+    from_c = options.host.bridge != "callback" and not options.host.exact_resume and is_available(host_call.KERNEL)
+    return has_replay and from_c and not options.host.async_pools
 
 
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
@@ -171,9 +169,9 @@ def num_eval_envs(options: Options, asked: int, on_device: bool) -> int:
 
 def host_env_config(options: Options, purpose: int, done: int = 0, shard: Shard | None = None) -> HostEnvConfig:
     """Return the settings of host environments for a purpose, in a run that has made `done` updates."""
-    bridge = "callback" if options.exact_resume else options.host_bridge
-    num_pools = options.async_pools if purpose == TRAINING else 0
-    overlap = options.overlap and purpose == TRAINING
+    bridge = "callback" if options.host.exact_resume else options.host.bridge
+    num_pools = options.host.async_pools if purpose == TRAINING else 0
+    overlap = options.host.overlap and purpose == TRAINING
     return HostEnvConfig(
         seed=(options.seed, purpose, done),
         protocol=options.protocol,
@@ -181,10 +179,16 @@ def host_env_config(options: Options, purpose: int, done: int = 0, shard: Shard 
         num_async_pools=num_pools,
         overlap=overlap,
         shard=shard or Shard(),
-        workers=Workers(options.env_workers, float(options.env_timeout)),
-        wrappers=Wrappers(bool(options.quarantine), options.hide, options.observe_previous),
+        workers=Workers(options.host.workers, float(options.host.timeout)),
+        wrappers=wrappers_of(options),
         render=purpose == WATCHING,
     )
+
+
+def wrappers_of(options: Options) -> wrap.Wrappers:
+    """Return what is put around the environments of a run. Physics simulations are in quarantine by default."""
+    chosen = wrap.read(options.wrap)
+    return chosen if chosen.quarantine is not None else chosen._replace(quarantine=envs.is_physics(options.env))
 
 
 def _with_protocol(settings: Settings, env: Env) -> Settings:
@@ -206,7 +210,7 @@ def _num_shards(
     if options.devices == "auto":
         if "shards" not in supported or not (env.on_device or jax.default_backend() == "cpu"):
             return 1  # pools on several GPUs only on request
-        parts, num_pools = _num_parts(settings, env.spec), max(options.async_pools, 1)
+        parts, num_pools = _num_parts(settings, env.spec), max(options.host.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)
         return next((count for count in counts if num_envs % (count * num_pools) == 0 and parts % count == 0), 1)
     asked = int(options.devices)

@@ -121,7 +121,7 @@ class CheckpointManager:
             "host": {"scores": results, "num_saves": self.num_saved + 1, "others": host_state},
             "num_shards": self.plan.placement.num_shards,
             "num_grad_workers": self._num_grad_workers(),
-            "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume or bool(of_envs),
+            "exact": self.plan.env.on_device or self.plan.settings.options.host.exact_resume or bool(of_envs),
             "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
@@ -158,7 +158,7 @@ class CheckpointManager:
 
     def _state_of(self, env: Env) -> checkpoint.Arrays:
         """Return the state of host environments; nothing if they reset at checkpoints or cannot be saved."""
-        if env.host is None or self.plan.settings.options.exact_resume:
+        if env.host is None or self.plan.settings.options.host.exact_resume:
             return {}
         try:
             state = env.host.save()

@@ -177,7 +177,7 @@ def _from_where(plan: Plan) -> str:
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
         return f"at its end, step {at}; more total_steps extend it ({where})"
-    resets = plan.settings.options.exact_resume or not plan.saved.manifest["exact"]
+    resets = plan.settings.options.host.exact_resume or not plan.saved.manifest["exact"]
     restarts = "; its episodes are reset" if resets and not plan.env.on_device else ""
     return f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({where}){longer}{restarts}"
 

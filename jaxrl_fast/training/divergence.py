@@ -17,10 +17,10 @@ def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
 
 
 def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool, quarantine: bool | None = False) -> str:
-    """Return advice: a lower learning rate, or --quarantine if the environment is the cause."""
+    """Return advice: a lower learning rate, or the wrapper quarantine if the environment is the cause."""
     last = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "there is no checkpoint"
     cause = f"{env_id} returns NaN or infinite observations or rewards"
-    cause += "" if quarantine or not env_is_cause else "; set quarantine to reset such an environment"
+    cause += "" if quarantine or not env_is_cause else "; wrap quarantine resets such an environment"
     return f"{last}; {cause if env_is_cause else f'try a lower learning rate, unless {cause}'}"
 
 

@@ -14,7 +14,7 @@ from jaxrl_fast.config import resume
 from jaxrl_fast.config.population import LABEL, Member
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options import ALGORITHMS
-from jaxrl_fast.options.declare import replace
+from jaxrl_fast.options.declare import options_of, replace, value_of
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
@@ -166,7 +166,9 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     num_updates = count_updates(options, steps_per_update, saved)
     settings, env, agent, placement = build.build(settings, algorithm, num_updates, before, done)
     options = settings.options
-    if not env.on_device:
+    if env.on_device:
+        check_on_device(options, env)
+    else:
         check_on_host(settings, env, agent)
     if options.total_steps < steps_per_update:
         raise ValueError(
@@ -214,8 +216,8 @@ def check_services(options: Options) -> None:
 
 def check_devices(options: Options) -> None:
     """Configure JAX's devices. Raise ValueError if it cannot train on them with these options."""
-    if options.overlap and not options.async_pools:
-        raise ValueError("overlap: requires a host environment and async_pools 1 or more")
+    if options.host.overlap and not options.host.async_pools:
+        raise ValueError("host.overlap: requires async_pools, got 0; set async_pools to 1 or more")
     devices.configure_cpu_devices(options.devices)
     devices.reserve_gpu_memory(options.gpu_memory)
     devices.check_device()
@@ -254,6 +256,13 @@ def count_updates(options: Options, steps_per_update: int, saved: "Checkpoint | 
     return num_updates
 
 
+def check_on_device(options: Options, env: "Env") -> None:
+    """Raise ValueError for an option of host environments."""
+    for name, option in options_of(options.host).items():
+        if (value := value_of(options.host, name)) != option.default:
+            raise ValueError(f"host.{name}: {env.spec.id} runs on the device, got {value}; leave it out")
+
+
 def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
     """Raise ValueError for options that host environments do not support."""
     options = settings.options
@@ -262,15 +271,15 @@ def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
             f"num_seeds: must be 1 for the host environment {env.spec.id}, got {options.num_seeds}; "
             "python -m jaxrl_fast.sweep --seed 0..4 trains several one after another"
         )
-    if options.overlap and agent.learning.gradient_steps is None:
+    if options.host.overlap and agent.learning.gradient_steps is None:
         raise ValueError(
-            f"overlap: requires an algorithm that learns from whole rollouts, got {settings.algo}; "
+            f"host.overlap: requires an algorithm that learns from whole rollouts, got {settings.algo}; "
             "use async_pools alone"
         )
-    if options.exact_resume and options.host_bridge == "ffi":
-        raise ValueError("exact_resume: requires host_bridge callback, got ffi")
-    if options.exact_resume and not parse_period(str(options.save_every))[0]:  # resets must come at fixed steps
-        raise ValueError(f"exact_resume: requires save_every in environment steps (1M), got {options.save_every}")
+    if options.host.exact_resume and options.host.bridge == "ffi":
+        raise ValueError("host.exact_resume: requires host.bridge callback, got ffi; use callback")
+    if options.host.exact_resume and not parse_period(str(options.save_every))[0]:  # resets must come at fixed steps
+        raise ValueError(f"host.exact_resume: requires save_every in environment steps (1M), got {options.save_every}")
 
 
 def check_update(algo: str, state: Any, result: Any) -> None:

@@ -22,7 +22,7 @@ def open_envs(plan: Plan, terminal: Console) -> None:
     """Create the host environments: the program is compiled for their addresses."""
     if plan.env.host is None:
         return
-    opened = [plan.env] if plan.settings.options.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
+    opened = [plan.env] if plan.settings.options.host.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
     count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
     with console.timed(terminal, f"making {formatting.counted(count, 'environment')}", "made"):
         for env in opened:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.loggers.terminal import Console, make_console
+from jaxrl_fast.options import wrap
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
@@ -99,7 +100,7 @@ class Trainer:
         self.options, self.logger = self.plan.settings.options, progress.logger
         self.tracker, self.checkpoints = progress.tracker, progress.checkpoints
         self.callbacks = CallbackRunner(callbacks)
-        self.exact_host_resume = self.options.exact_resume and not self.plan.env.on_device
+        self.exact_host_resume = self.options.host.exact_resume and not self.plan.env.on_device
         self.cadence = schedule.Cadence(
             progress.record_length,
             eval_every=schedule.to_updates(self.options.eval_every, self.plan.steps_per_update),
@@ -232,7 +233,7 @@ class Trainer:
             return
         of_member = member if len(self.progress.seeds) > 1 else None
         env_is_cause = not (returns_are_finite and divergence.envs_are_finite(self.dispatcher.state, of_member))
-        env_id, quarantine = name_of(self.options.env), self.options.quarantine
+        env_id, quarantine = name_of(self.options.env), wrap.read(self.options.wrap).quarantine
         last = self.checkpoints.last and self.plan.shown(self.checkpoints.last)
         advice = divergence.advise(env_id, last, env_is_cause, quarantine)
         self.progress.failure = self.progress.failure or f"{where}; {advice}"

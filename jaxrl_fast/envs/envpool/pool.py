@@ -137,7 +137,7 @@ def choose_bridge(name: str) -> tuple[Any, tuple[str, ...]]:
         return callback_bridge, ()
     reason = ffi_unavailable_reason()
     if reason and name == "ffi":
-        raise ValueError(f"host_bridge: envpool's XLA calls do not load ({reason}), got ffi; use callback")
+        raise ValueError(f"host.bridge: envpool's XLA calls do not load ({reason}), got ffi; use callback")
     if reason:
         return callback_bridge, (f"envpool is stepped through Python because its XLA calls do not load ({reason})",)
     return ffi_bridge, ()

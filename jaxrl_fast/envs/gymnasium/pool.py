@@ -145,7 +145,7 @@ class WorkerPool:
             pickled = cloudpickle.dumps(make)
         except Exception as error:  # pickling may raise anything
             problem = f"{env_id} cannot be sent to another process ({why(error)})"
-            raise ValueError(f"env_workers: {problem}, got {num_workers}; use 0") from error
+            raise ValueError(f"host.workers: {problem}, got {num_workers}; use 0") from error
         self.env_id, self.layout, self.timeout_s = env_id, layout, timeout_s or None
         self.copy_method = copy_method
         self.num_pending = 0  # workers whose step has not been waited for
@@ -266,7 +266,7 @@ class WorkerPool:
         except TimeoutError:
             one.kill()
             problem = f"no answer of a worker process within {timeout_s:g} s{self._place(one)}"
-            raise EnvFault(f"{self.env_id}: {problem}; raise env_timeout if a step takes longer") from None
+            raise EnvFault(f"{self.env_id}: {problem}; raise host.timeout if a step takes longer") from None
         if kind == worker.FAILED:
             _raise(*value)
         if kind == b"":

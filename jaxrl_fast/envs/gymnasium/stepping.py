@@ -14,7 +14,7 @@ from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Leaf
 from jaxrl_fast.utils.errors import EnvFault, blame
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
-REMEDY = "; set quarantine to reset the environment instead"
+REMEDY = "; wrap quarantine resets the environment instead"
 MAX_REWARD = float(np.finfo(np.float32).max)
 
 

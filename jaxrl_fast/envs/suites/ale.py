@@ -159,7 +159,7 @@ def _choose_bridge(env_id: str, name: str) -> Any:
     """Return the function that makes the bridge called "auto", "ffi" or "callback"."""
     works = jax.default_backend() == "cpu" and sys.platform != "win32" and importing.module_exists("chex")
     if name == "ffi" and not works:
-        raise ValueError(f"host_bridge: ale-py's XLA calls of {env_id} need a CPU and chex, got ffi; use callback")
+        raise ValueError(f"host.bridge: ale-py's XLA calls of {env_id} need a CPU and chex, got ffi; use callback")
     return _ffi_bridge if works and name != "callback" else callback_bridge
 
 

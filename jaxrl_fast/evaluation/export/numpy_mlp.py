@@ -135,6 +135,8 @@ def _network(config: Any, arrays: Arrays) -> Iterator[str]:
         names = ", ".join(f'"hidden{i}"' for i in range(count("hidden")))
         yield from (f"for name in [{names}]:", "    x = hidden(x, name)")
     head = value_distributions.head_of(config.value if isinstance(config, DQN) else Mean(kind="mean"))
+    if isinstance(head, value_distributions.CustomHead):
+        raise _unsupported("needs value mean, c51 or quantile, got a custom one")
     shape = f".reshape(len(x), -1, {head.num})" if head.kind != "mean" else ""
     if "advantage.kernel" in arrays:
         assert count("value_hidden") == count("advantage_hidden") == 1
