@@ -226,7 +226,7 @@ CASES: dict[str, dict[str, Any]] = {
 # the same bits.
 SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal_lr=False))
 SPLIT_DQN = dict(algo="dqn", **CARTPOLE, eval_every=4096, agent=DQN)
-SPLIT_DISK = dict(algo="dqn", **TINY, eval_every=512, agent=SMALL_DQN | DISK_REPLAY)
+SPLIT_DISK = dict(algo="dqn", **TINY, eval_every=512, agent=SMALL_DQN | dict(replay_storage="disk"))
 SPLIT_SAC = dict(algo="sac", **TORQUE, eval_every=512, agent=CRITICS)
 SPLIT_GYM = dict(algo="dqn", **GYM, eval_every=512, agent=SMALL_DQN)
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
