@@ -20,7 +20,11 @@ renamed parameter or metric is therefore reported as a new name, not as a differ
 files has different values. It is also 1 if a resumed run differs from an uninterrupted one. A different summary is
 reported but does not fail, because its contents may change while the learned parameters stay the same.
 
-If an option is renamed, change it in `CASES` below. The names of the cases must stay.
+`evaluated`, `explored`, `acted` and `exported_FORMAT` after a case's name are what its policy does afterwards.
+A case that raises an error is reported as FAILED; the other cases run nevertheless, and the exit status is 1.
+
+If an option is renamed, change it in the dictionaries above `CASES`, or in a case. The names of the cases must stay.
+Environments and networks that other processes import are in `digest_parts.py`.
 """
 
 import argparse
@@ -28,6 +32,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -40,8 +45,10 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 2)  # before JAX looks for devices; each case sets how many it uses
 
+import jax.export  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+import onnxruntime  # noqa: E402
 import safetensors.numpy  # noqa: E402
 from gymnax.environments import spaces  # noqa: E402
 
@@ -70,6 +77,14 @@ class Line:
         return spaces.Discrete(2)
 
 
+class Faulty(Line):
+    """The same walk, whose reward is NaN in one of 64 steps on average."""
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, died, info = super().step_env(key, state, action, params)
+        return obs, state, jnp.where(jax.random.uniform(key) < 1 / 64, jnp.nan, reward), died, info
+
+
 # Options of every run. Each case sets `log_every` so that it writes about four to ten records.
 COMMON = dict(devices=1, seed=3, eval_episodes=8, eval_envs=8, tensorboard=False, log_level="quiet")
 CARTPOLE = dict(env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024)
@@ -94,6 +109,33 @@ DQN |= dict(learning_rate=1e-3)
 GREEDY = dict(epsilon_start=0.0, epsilon_end=0.0)
 RANGE = dict(v_min=0.0, v_max=100.0)
 PQN = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3, epsilon_steps=4096)
+TINY = dict(env="CartPole-v1", num_envs=4, total_steps=1024, log_every=128)
+TORQUE = dict(env="Pendulum-v1", num_envs=4, total_steps=1024, log_every=128)
+TORQUE_PPO = TORQUE | dict(num_envs=8, total_steps=2048, log_every=256)
+BOARD = MINATAR | dict(total_steps=2048, log_every=256)
+GYM = dict(env="digest_parts:Walk", num_envs=4, total_steps=1024, log_every=128, env_workers=0)
+GAME = dict(env="games/Paddles", num_envs=8, total_steps=2048, log_every=256)
+GAME |= dict(env_options=dict(max_steps_in_episode=100))
+FRAMES = dict(env="games/Paddles", num_envs=4, total_steps=1024, log_every=128)
+CHANGES = dict(resize="20x20", frame_stack=2, frame_skip=2)
+SCREEN = dict(observation="image", opponent="scripted", max_steps_in_episode=100) | CHANGES
+
+SMALL_PPO = PPO | dict(hidden_sizes=(16,))
+SMALL_PQN = PQN | dict(hidden_sizes=(16,), epsilon_steps=1024)
+SMALL_DQN = dict(buffer_size=512, batch_size=16, replay_ratio=0.1, learning_starts=128, epsilon_steps=512)
+SMALL_DQN |= dict(target_update_interval=128, learning_rate=1e-3, hidden_sizes=(16,))
+CRITICS = dict(buffer_size=512, batch_size=16, replay_ratio=0.25, learning_starts=128, hidden_sizes=(16, 16))
+TORQUE_RANGE = dict(v_min=-200.0, v_max=0.0)
+CROSSQ = dict(crossq=True, crossq_warmup=20)
+NOISE = dict(noise_theta=0.15, exploration_noise=0.38)
+GRU = dict(memory="gru", memory_size=8, sequence_length=16)
+LSTM = dict(memory="lstm", memory_size=8, sequence_length=10, burn_in=2)
+LRU = dict(memory="lru", memory_size=8, sequence_length=16, burn_in=4)
+GSDE = dict(gsde=True, sde_sample_freq=8)
+KL = dict(adaptive_kl=0.01, anneal_lr=False)
+HOST_REPLAY = dict(replay_storage="host", replay_compression="none")
+DISK_REPLAY = dict(replay_storage="disk", replay_compression="zstd")
+OWN_NETWORK = dict(network="digest_parts:Wide", network_options=dict(width=12), hidden_sizes=(16,))
 RAINBOW = dict(buffer_size=4096, learning_starts=512, target_update_interval=256)
 
 # Name of the case: options of `fit` in addition to COMMON; `preset` is its first argument.
@@ -127,27 +169,102 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn_pool_in_flight": dict(algo="dqn", **POOL, async_pools=1, agent=DQN),
     "ppo_atari": dict(algo="ppo", **ATARI, agent=PPO | dict(network="dqn2013")),
     "dqn_atari": dict(algo="dqn", **ATARI, agent=DQN | dict(network="dqn2013", learning_starts=128, n_step=2)),
+    "sac": dict(algo="sac", **TORQUE, agent=CRITICS),
+    "sac_crossq": dict(algo="sac", **TORQUE, agent=CRITICS | CROSSQ | dict(normalize_observations=True)),
+    "sac_quantile": dict(algo="sac", **TORQUE, agent=CRITICS | dict(value_head="quantile", num_atoms=5)),
+    "sac_redq": dict(algo="sac", **TORQUE, agent=CRITICS | dict(num_critics=4, num_target_critics=2, n_step=3)),
+    "sac_2_shards": dict(algo="sac", **TORQUE, devices=2, agent=CRITICS | dict(learn_temperature=False)),
+    "td3": dict(algo="td3", **TORQUE, agent=CRITICS | dict(layer_norm=True, max_grad_norm=1.0)),
+    "td3_c51": dict(
+        algo="td3", **TORQUE, agent=CRITICS | TORQUE_RANGE | dict(value_head="c51", num_atoms=11, prioritized=True)
+    ),
+    "td3_noise": dict(algo="td3", **TORQUE, agent=CRITICS | NOISE | dict(critic_hidden_sizes=(24,))),
+    "ddpg": dict(algo="ddpg", **TORQUE, agent=CRITICS),
+    "ppo_gru": dict(algo="ppo", **TINY, hide=[1, 3], agent=SMALL_PPO | GRU),
+    "pqn_lru": dict(algo="pqn", **TINY, hide=[1, 3], agent=SMALL_PQN | LRU),
+    "dqn_lstm": dict(algo="dqn", **TINY, hide=[1, 3], agent=SMALL_DQN | LSTM),
+    "ppo_gsde": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | GSDE),
+    "ppo_state_dependent_std": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | dict(state_dependent_std=True)),
+    "ppo_adaptive_kl": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | KL),
+    "dqn_value_rescaling": dict(algo="dqn", **TINY, agent=SMALL_DQN | dict(value_rescaling=True)),
+    "dqn_simba": dict(algo="dqn", **TINY, agent=SMALL_DQN | dict(network="simba")),
+    "dqn_own_network": dict(algo="dqn", **TINY, agent=SMALL_DQN | OWN_NETWORK),
+    "ppo_bfloat16": dict(algo="ppo", **TINY, agent=SMALL_PPO | dict(compute_dtype="bfloat16")),
+    "pqn_board_as_vector": dict(algo="pqn", **BOARD, agent=SMALL_PQN | dict(observations="vector")),
+    "ppo_frames_impala": dict(algo="ppo", **FRAMES, env_options=SCREEN, agent=SMALL_PPO | dict(network="impala")),
+    "dqn_frames": dict(algo="dqn", **FRAMES, env_options=SCREEN, agent=SMALL_DQN | dict(network="impala", n_step=2)),
+    "ppo_players_shared": dict(algo="ppo", **GAME, players="shared", agent=SMALL_PPO),
+    "ppo_players_independent": dict(algo="ppo", **GAME, players="independent", agent=SMALL_PPO),
+    "dqn_players_independent": dict(algo="dqn", **GAME, players="independent", agent=SMALL_DQN),
+    "ppo_self_play": dict(algo="ppo", **GAME, players="self-play", opponent_pool=2, agent=SMALL_PPO),
+    "gym": dict(algo="ppo", **GYM, agent=SMALL_PPO),
+    "gym_workers": dict(algo="ppo", **GYM | dict(env_workers=2), agent=SMALL_PPO),
+    "gym_in_flight": dict(algo="dqn", **GYM | dict(env_workers=2), async_pools=1, agent=SMALL_DQN),
+    "gym_callback": dict(algo="ppo", **GYM, host_bridge="callback", agent=SMALL_PPO),
+    "gym_masks": dict(algo="ppo", **GYM, env_options=dict(masked=True, limit=30), agent=SMALL_PPO),
+    "gym_frames": dict(
+        algo="ppo", **GYM | dict(env="digest_parts:Dot"), env_options=CHANGES | dict(gray=True), agent=SMALL_PPO
+    ),
+    "gym_mixed": dict(algo="ppo", **GYM | dict(env="digest_parts:Mixed"), agent=SMALL_PPO),
+    "gym_indices": dict(algo="dqn", **GYM | dict(env="gymnasium/FrozenLake-v1"), agent=SMALL_DQN),
+    "gym_wrapped": dict(
+        algo="ppo", **GYM, hide=[1], observe_previous=True, time_limit_terminates=True, agent=SMALL_PPO
+    ),
+    "dqn_host_replay": dict(algo="dqn", **BOARD, agent=SMALL_DQN | HOST_REPLAY),
+    "dqn_disk_replay": dict(algo="dqn", **BOARD, agent=SMALL_DQN | DISK_REPLAY | dict(prioritized=True, n_step=2)),
+    "ppo_observe_previous": dict(algo="ppo", **TINY, observe_previous=True, agent=SMALL_PPO),
+    "ppo_quarantine": dict(algo="ppo", **TINY | dict(env=Faulty), quarantine=True, agent=SMALL_PPO),
+    "ppo_time_limit": dict(
+        algo="ppo",
+        **TINY,
+        time_limit_terminates=True,
+        env_options=dict(max_steps_in_episode=20, frame_skip=2),
+        agent=SMALL_PPO,
+    ),
 }
 # Name: options of the first training, of the resumed run, and of an uninterrupted one. The last two must end with
 # the same bits.
 SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal_lr=False))
 SPLIT_DQN = dict(algo="dqn", **CARTPOLE, eval_every=4096, agent=DQN)
+SPLIT_DISK = dict(algo="dqn", **TINY, eval_every=512, agent=SMALL_DQN | dict(replay_storage="disk"))
+SPLIT_SAC = dict(algo="sac", **TORQUE, eval_every=512, agent=CRITICS)
+SPLIT_GYM = dict(algo="dqn", **GYM, eval_every=512, agent=SMALL_DQN)
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ppo_resumed": (SPLIT_PPO | dict(total_steps=4096), dict(total_steps=8192), SPLIT_PPO),
     "dqn_resumed": (SPLIT_DQN | dict(total_steps=4096), dict(total_steps=8192), SPLIT_DQN),
+    "dqn_resumed_disk": (SPLIT_DISK | dict(total_steps=512), dict(total_steps=1024), SPLIT_DISK),
+    "sac_resumed": (SPLIT_SAC | dict(total_steps=512), dict(total_steps=1024), SPLIT_SAC),
+    "gym_resumed": (SPLIT_GYM | dict(total_steps=512), dict(total_steps=1024), SPLIT_GYM),
 }
 # Cases whose runs are also evaluated: by `evaluate`, greedily and with exploration, and by `policy` on observations of
 # this size.
 PLAYED = {"ppo_cartpole": 4, "ppo_pendulum_squash": 3, "dqn_rainbow": 4, "pqn_cartpole": 4, "ppo_3_seeds": 4}
+PLAYED |= {"sac": 3, "ppo_gsde": 3}
+# Cases whose policies are also exported, with the size of an observation and the formats.
+EXPORTED: dict[str, tuple[int, list[str]]] = {
+    "ppo_cartpole": (4, ["stablehlo", "onnx", "npz"]),
+    "ppo_pendulum_squash": (3, ["stablehlo", "onnx", "npz"]),
+    "dqn_rainbow": (4, ["onnx", "npz"]),
+    "td3": (3, ["npz"]),
+}
 EVALUATIONS: dict[str, dict[str, Any]] = {"evaluated": dict(episodes=8), "explored": dict(episodes=8, explore=True)}
 SWEEPS: dict[str, dict[str, Any]] = {
     "sweep": dict(algo="ppo", **CARTPOLE, seed=[0, 1], agent=PPO | dict(learning_rate=[5e-4, 2e-3])),
+    "sweep_memory": dict(algo="ppo", **TINY, agent=SMALL_PPO | dict(memory=["none", "gru"])),
 }
 # Options of the commands `train` and `evaluate`, in separate processes; RUN stands for the run's folder.
 COMMANDS: dict[str, tuple[str, str]] = {
     "command_line": (
         "ppo --env CartPole-v1 --num-envs 8 --total-steps 8192 --log-every 1024 --devices 1 --seed 3 --eval-episodes 8 "
         "--no-tensorboard --log-level quiet --agent.rollout-length 32 --agent.num-epochs 2 --run-dir RUN",
+        "RUN --episodes 8",
+    ),
+    "command_line_memory": (
+        "dqn --env CartPole-v1 --hide 1 3 --num-envs 4 --total-steps 1k --log-every 128 --devices 1 --seed 3 "
+        "--eval-episodes 8 --no-tensorboard --log-level quiet --agent.buffer-size 512 --agent.learning-starts 128 "
+        "--agent.memory gru --agent.memory-size 8 --agent.sequence-length 10 --agent.burn-in 2 --agent.prioritized "
+        "--agent.priority-exponent 0.6 --agent.value-head quantile --agent.num-atoms 5 --agent.hidden-sizes 16 16 "
+        "--run-dir RUN",
         "RUN --episodes 8",
     ),
 }
@@ -251,6 +368,25 @@ def digest_evaluations(run: jaxrl_fast.Run, size: int) -> Iterator[tuple[str, di
     yield "acted", {"params": digest_state(actions), **digest_records([])}
 
 
+def act_exported(folder: Path, to: str, observations: np.ndarray) -> np.ndarray:
+    """Return the actions of an exported policy."""
+    if to == "stablehlo":
+        policy = jax.export.deserialize(bytearray((folder / "policy.stablehlo").read_bytes()))
+        return np.asarray(jax.tree.leaves(jax.jit(policy.call)(observations))[0])
+    if to == "onnx":
+        session = onnxruntime.InferenceSession(str(folder / "policy.onnx"))
+        return session.run(None, {session.get_inputs()[0].name: observations})[0]
+    return runpy.run_path(str(folder / "policy.py"))["policy"](observations)
+
+
+def digest_exports(run: jaxrl_fast.Run, size: int, formats: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Export the policy of a run in each format, apply it to observations, and yield the digests."""
+    observations = np.random.default_rng(0).normal(size=(64, size)).astype(np.float32)
+    for to in formats:
+        actions = act_exported(run.export(to=to, which="last"), to, observations)
+        yield f"exported_{to}", {"params": digest_state(actions), **digest_records([])}
+
+
 def digest_commands(folder: Path, train: str, evaluate: str) -> dict[str, Any]:
     """Run the commands `train` and `evaluate`, and digest the results of both."""
     for module, words in (("train", train), ("evaluate", evaluate)):
@@ -262,23 +398,30 @@ def digest_commands(folder: Path, train: str, evaluate: str) -> dict[str, Any]:
     return digests | {"metrics": sha([digests["metrics"], evaluation["metrics"]]), "keys": keys}
 
 
-def run_cases(scratch: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run the cases whose names contain `wanted`. Yield each name with its digests."""
-    for name in (name for name in CASES if wanted in name):
+def run_case(scratch: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run a case. Yield its name, and those of its evaluations and exports, with the digests."""
+    if name in CASES:
         run = train_run(scratch / name, **CASES[name])
         yield name, digest_run(run)
         for what, digests in digest_evaluations(run, PLAYED[name]) if name in PLAYED else ():
             yield f"{name}.{what}", digests
-    for name in (name for name in RESUMED if wanted in name):
+        for what, digests in digest_exports(run, *EXPORTED[name]) if name in EXPORTED else ():
+            yield f"{name}.{what}", digests
+    elif name in RESUMED:
         first, then, whole = RESUMED[name]
         yield name, digest_run(train_and_resume(scratch / name, first, then))
         yield f"{name}.never_stopped", digest_run(train_run(scratch / f"{name}.never_stopped", **whole))
-    for name in (name for name in SWEEPS if wanted in name):
+    elif name in SWEEPS:
         common = {key: value for key, value in COMMON.items() if key not in SWEEPS[name]}
         table = jaxrl_fast.sweep(**common | SWEEPS[name], sweep_dir=str(scratch / name)).results
         yield name, {"params": "", **digest_records(table)}
-    for name in (name for name in COMMANDS if wanted in name):
+    else:
         yield name, digest_commands(scratch / name, *COMMANDS[name])
+
+
+def is_wanted(name: str, words: list[str]) -> bool:
+    """Return whether a name contains one of the words, or there are none."""
+    return not words or any(word in name for word in words)
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -312,20 +455,24 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--compare", type=Path, help="JSON file of an earlier run to compare with")
     parser.add_argument("--read", type=Path, help="compare the digests of this JSON file, and train nothing")
-    parser.add_argument("--only", default="", help="only cases whose names contain this")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases whose names contain a WORD")
     chosen = parser.parse_args()
     cases: dict[str, Any] = {}
-    began = time.perf_counter()
+    began, well = time.perf_counter(), True
     if chosen.read:
         cases = json.loads(chosen.read.read_text(encoding="utf-8"))["cases"]
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            for name, digests in run_cases(Path(scratch), chosen.only):
-                cases[name] = digests
-                short = f"params {digests['params'][:12]:12}  metrics {digests['metrics'][:12]}"
-                print(f"{name:32} {short}  at {time.perf_counter() - began:.0f} s", flush=True)
-    well = True
-    for name in (name for name in RESUMED if name in cases):
+            for case in filter(lambda name: is_wanted(name, chosen.only), (*CASES, *RESUMED, *SWEEPS, *COMMANDS)):
+                try:
+                    for name, digests in run_case(Path(scratch), case):
+                        cases[name] = digests
+                        short = f"params {digests['params'][:12]:12}  metrics {digests['metrics'][:12]}"
+                        print(f"{name:32} {short}  at {time.perf_counter() - began:.0f} s", flush=True)
+                except Exception as error:  # the other cases run nevertheless
+                    print(f"FAILED     {case}: {type(error).__name__}: {error}", flush=True)
+                    well = False
+    for name in (name for name in RESUMED if f"{name}.never_stopped" in cases):
         one, other = cases[name], cases[f"{name}.never_stopped"]
         if one["params"] != other["params"] or one["metrics"] != other["metrics"]:
             print(f"{name}: differs from the uninterrupted run")
@@ -336,7 +483,7 @@ def main() -> int:
         chosen.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if chosen.compare:
         before = json.loads(chosen.compare.read_text(encoding="utf-8"))["cases"]
-        well &= compare({name: case for name, case in before.items() if chosen.only in name}, cases)
+        well &= compare({name: case for name, case in before.items() if is_wanted(name, chosen.only)}, cases)
     return 0 if well else 1
 
 
