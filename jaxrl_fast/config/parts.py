@@ -4,6 +4,7 @@ A run's options are those of several records: `Options` of the run, and the algo
 options into existence, so the parts are chosen first.
 """
 
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,8 @@ def read_values(
         value = convert(option, setting)
         if setting.on_command_line and option.kind is str and value == option.default == "":
             raise ValueError(f"{setting.origin}: must not be empty, got ''; give a value or leave it out")
-        values[name] = values[name] | value if isinstance(value, dict) and name in values else value
+        merges = typing.get_origin(option.kind) is dict and name in values
+        values[name] = values[name] | value if merges else value
     return values
 
 
