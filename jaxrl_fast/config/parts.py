@@ -53,9 +53,8 @@ def apart(settings: Sequence[Setting], known: Mapping[str, Option]) -> list[Sett
         for name, value in pairs:
             inner = "" if name == "kind" else f".{name}"
             values = [value] if isinstance(value, type) else as_values(value)
-            found.append(
-                setting._replace(name=option.name + inner, values=values, origin=f"{origin}{inner}{within}{file}")
-            )
+            of_part = setting._replace(name=option.name + inner, values=values, origin=f"{origin}{inner}{within}{file}")
+            found += apart([of_part], known) if inner else [of_part]  # a part may have parts
     return found
 
 
@@ -118,13 +117,14 @@ def to_plain(record: Any) -> dict[str, Any]:
     return found
 
 
-def by_path(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a mapping as `to_plain` makes it, by path."""
+def by_path(mapping: Mapping[str, Any], known: Mapping[str, Option], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a mapping as `to_plain` makes it, by path. `known` has the choices by path."""
     found: dict[str, Any] = {}
     for name, value in mapping.items():
-        if isinstance(value, Mapping) and "kind" in value:
-            found[prefix + name] = value["kind"]
-            found |= by_path({inner: x for inner, x in value.items() if inner != "kind"}, f"{prefix}{name}.")
+        path = prefix + name
+        if isinstance(value, Mapping) and path in known and known[path].parts:
+            found[path] = value["kind"]
+            found |= by_path({inner: x for inner, x in value.items() if inner != "kind"}, known, f"{path}.")
         else:
-            found[prefix + name] = value
+            found[path] = value
     return found

@@ -165,7 +165,7 @@ def read_run(folder: Path) -> list[RunRecords]:
     from jaxrl_fast.runs import files
 
     chosen = resume.of_run(folder)
-    of_run = by_path(to_mapping(chosen))
+    of_run = by_path(to_mapping(chosen), chosen.known)
     options = {name: of_run[name] for name in ("algo", *options_of(Task), *options_of(chosen.agent)) if name in of_run}
     try:
         records = files.read_metrics(folder)

@@ -235,7 +235,7 @@ def test_written_settings_are_read_back_as_preset(tmp_path):
         "--solved-threshold -100"
     )
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"device": "cpu"}}))
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 3, "device": "cpu"}}))
     again = parse(f"--config {path}")
     assert again._replace(preset="") == settings
 
@@ -243,7 +243,13 @@ def test_written_settings_are_read_back_as_preset(tmp_path):
 @pytest.mark.parametrize(
     ("protocol", "rewards", "decided", "line", "expected"),
     [
-        ("dqn2015", "sign", True, "--protocol machado2018", "auto"),  # the protocol set it, so the new one sets it again
+        (
+            "dqn2015",
+            "sign",
+            True,
+            "--protocol machado2018",
+            "auto",
+        ),  # the protocol set it, so the new one sets it again
         ("machado2018", "raw", True, "--protocol dqn2015", "auto"),
         ("dqn2015", "raw", False, "--protocol machado2018", "raw"),  # set explicitly
         ("dqn2015", "sign", True, "--protocol machado2018 --rewards sign", "sign"),
@@ -351,7 +357,10 @@ MISTAKES = [
     ("-seed 3", ["error: -seed: unknown option; did you mean seed or num_seeds?\n"]),
     ("--config=", ["config: must be a preset or a file, got ''\n"]),
     ("ppo --activation gelu", ["error: activation: ", "'gelu'", "'tanh'", "'relu'"]),
-    ("ppo --network mlpp", ["error: network: must be a class (package.module:Class) or", "'mlpp'; did you mean mlp?\n"]),
+    (
+        "ppo --network mlpp",
+        ["error: network: must be a class (package.module:Class) or", "'mlpp'; did you mean mlp?\n"],
+    ),
     ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
     ("ppo --name a/../../b", ["error: name: ", "got 'a/../../b'", "run_dir"]),
     (f"ppo --run-dir {'x' * 300}", ["run_dir", "is not a valid path (File name too long)"]),
@@ -376,7 +385,10 @@ MISTAKES = [
     ),
     ("ppo --frobnicate", ["frobnicate: unknown option; python -m jaxrl_fast.train --help all lists all\n"]),
     ("ppo --env-optoin a=1", ["error: env_optoin: unknown option; did you mean env_options?\n"]),
-    ("ppo --network-optins a=1", ["error: network_optins: unknown option; did you mean network.options or network.observations?\n"]),
+    (
+        "ppo --network-optins a=1",
+        ["error: network_optins: unknown option; did you mean network.options or network.observations?\n"],
+    ),
     ("dqn --buffer-size 9", ["buffer_size: unknown option; did you mean replay.size?\n"]),
     ("ppo --lr 1e-3", ["error: lr: unknown option; did you mean learning_rate?\n"]),
     ("dqn --n-steps 3", ["n_steps: unknown option; did you mean replay.n_step?\n"]),
@@ -407,8 +419,8 @@ MISTAKES = [
     (
         "ppo --network simba --no-layer-norm",
         [
-            "no_layer_norm: network simba has no such option, got false; use network auto, mlp, minatar, nature, dqn2013, "
-            "impala or MODULE:CLASS\n"
+            "no_layer_norm: network simba has no such option, got false; use network auto, mlp, minatar, nature, "
+            "dqn2013, impala or MODULE:CLASS\n"
         ],
     ),
     (
@@ -580,7 +592,10 @@ MISTAKES = [
         "dqn --value quantile --v-max 9",
         ["v_max: value quantile has no such option, got 9; use value c51\n"],
     ),
-    ("--config rainbow_cartpole --replay uniform --replay.beta 1", ["replay.beta: replay uniform has no such option, got 1; use replay prioritized\n"]),
+    (
+        "--config rainbow_cartpole --replay uniform --replay.beta 1",
+        ["replay.beta: replay uniform has no such option, got 1; use replay prioritized\n"],
+    ),
     ("--config idle.yaml", ["bonus.clip in idle.yaml: bonus none has no such option, got -2; use bonus munchausen\n"]),
     ("dqn --replay prioritized --replay.alpha 7", ["error: replay.alpha: ", "at most 1"]),
     ("ppo --eval-episodes 2e9", ["error: eval_episodes: ", "at most 1000000"]),
@@ -637,7 +652,10 @@ MISTAKES = [
         "--config members.yaml",
         ["config: a preset cannot hold several values of seed, learning_rate, got 2 members of a sweep in "],
     ),
-    ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to resume; use python -m jaxrl_fast.train --resume a_run\n"]),
+    (
+        "--config goes_on.yaml",
+        ["goes_on.yaml: a preset cannot name a run to resume; use python -m jaxrl_fast.train --resume a_run\n"],
+    ),
     ("--seed 3 ppo", ["seed: takes one value, got 3 ppo\n"]),
     ("--clip-vloss ppo", ["clip_vloss: must be true or false, got 'ppo'\n"]),
     (
@@ -687,13 +705,15 @@ MISTAKES = [
     (
         "ppo --num-envs 100M",
         [
-            "num_envs: an update must have at most 2147483647 steps, got 12800000000 (128 steps in each of 100000000 environments); use fewer environments or a shorter rollout\n"
+            "num_envs: an update must have at most 2147483647 steps, got 12800000000 (128 steps "
+            "in each of 100000000 environments); use fewer environments or a shorter rollout\n"
         ],
     ),
     (
         "ppo --rollout-length 1e10",
         [
-            "num_envs: an update must have at most 2147483647 steps, got 40000000000 (10000000000 steps in each of 4 environments); use fewer environments or a shorter rollout\n"
+            "num_envs: an update must have at most 2147483647 steps, got 40000000000 (10000000000 steps "
+            "in each of 4 environments); use fewer environments or a shorter rollout\n"
         ],
     ),
     ("--config dashed.yaml", ["error: --num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
@@ -886,7 +906,9 @@ def test_preset_option_of_a_part_that_is_not_chosen_is_refused(tmp_path):
     path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 3}}))
     assert parse(f"--config {path}").agent == resume.of_run(tmp_path).agent == settings.agent
     path.write_text("algo: dqn\nvalue.v_max: 100\n")
-    with pytest.raises(ValueError, match=rf"^value.v_max in {path}: value mean has no such option, got 100; use value c51$"):
+    with pytest.raises(
+        ValueError, match=rf"^value.v_max in {path}: value mean has no such option, got 100; use value c51$"
+    ):
         parse(f"--config {path}")
 
 
