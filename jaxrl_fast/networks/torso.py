@@ -66,7 +66,9 @@ def make_part(
     """
     kind = choose_kind(obs, kind, observations)
     if arguments and not custom.is_custom(kind):
-        raise ValueError(f"network_options: has no effect on network {kind}; use a class, package.module:MyTorso")
+        raise ValueError(
+            f"network.options: network {kind} has no such option, got {next(iter(arguments))}; use a class, package.module:MyTorso"
+        )
     default_hidden, default_activation = {
         "mlp": ((64, 64), "tanh"),
         "simba": ((128,), "relu"),
@@ -116,10 +118,10 @@ def _residual(
     """Return some of the blocks of a simba network. Raise ValueError for options that simba does not support."""
     if len(set(widths)) > 1:
         got = ", ".join(map(str, widths))
-        raise ValueError(f"hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
+        raise ValueError(f"network.hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
     if batch_renorm or noisy:
-        option = "crossq" if batch_renorm else "noisy"
-        raise ValueError(f"{option}: network simba has layers of its own, got true; use network mlp")
+        option, got = ("target", "none") if batch_renorm else ("noisy", "true")
+        raise ValueError(f"{option}: network simba has layers of its own, got {got}; use network mlp")
     begins, ends = part.start is None or after_memory, part.stop is None
     return ResidualMLP(widths[0], len(widths[part]), activation, dtype, begins, ends)
 
@@ -131,16 +133,18 @@ def with_action(obs: PyTree, action_size: int = 0) -> PyTree:
 
 def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
     """Return the kind of torso for observations like `obs` (ShapeDtypeStruct). Raise ValueError if it does not fit."""
-    _check_word("observations", observations, reading.READINGS)
+    _check_word("network.observations", observations, reading.READINGS)
     if custom.is_custom(kind):
         return kind
     _check_word("network", kind, KINDS)
     leaves = jax.tree.leaves(obs)
     if observations == "image" and all(len(leaf.shape) < 2 for leaf in leaves):
-        raise ValueError(f"observations: image requires [H, W] or [H, W, C], got {_describe(obs)}; use vector")
+        raise ValueError(f"network.observations: image requires [H, W] or [H, W, C], got {_describe(obs)}; use vector")
     shape = leaves[0].shape if len(leaves) == 1 else None
     if observations == "vector" and kind not in ("auto", *VECTORS):
-        raise ValueError(f"observations: network {kind} requires an image or a board, got vector; use network mlp")
+        raise ValueError(
+            f"network.observations: network {kind} requires an image or a board, got vector; use network mlp"
+        )
     if kind in VECTORS or observations == "vector":
         return kind if kind in VECTORS else "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]

@@ -17,6 +17,7 @@ import yaml
 import jaxrl_fast
 from jaxrl_fast import agents, envs, evaluate, loop, train
 from jaxrl_fast.config import load
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.sweep import __main__, grid
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import importing
@@ -87,7 +88,7 @@ def test_documented_penalty_keeps_policy_closer_for_larger_weight(write):
 
     @jax.jit
     def divergence(beta):
-        agent = module.make(module.Config(**small, beta=beta), env.spec, 2)
+        agent = module.make(configure(module.Config, **small, beta=beta), env.spec, 2)
         return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)[1]["kl"][0]
 
     assert module.Config().beta == 1.0
