@@ -66,9 +66,8 @@ def make_part(
     """
     kind = choose_kind(obs, kind, observations)
     if arguments and not custom.is_custom(kind):
-        raise ValueError(
-            f"network.options: network {kind} has no such option, got {next(iter(arguments))}; use a class, package.module:MyTorso"
-        )
+        problem = f"network {kind} has no such option, got {next(iter(arguments))}"
+        raise ValueError(f"network.options: {problem}; use a class, package.module:MyTorso")
     default_hidden, default_activation = {
         "mlp": ((64, 64), "tanh"),
         "simba": ((128,), "relu"),

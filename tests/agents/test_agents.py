@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_fast import agents, loop, networks
+from jaxrl_fast import agents, loop, networks, replay
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Parallelism
@@ -92,6 +92,33 @@ def test_max_grad_norm_clips_global_norm(algo, max_grad_norm, clipped):
     tree = {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
     _, state = optimizer.update(tree, optimizer.init(tree), tree)
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), 0.1 * np.array(clipped), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["adam", "radam"])
+@each_algorithm
+def test_optimizer_is_that_of_optax(algo, kind):
+    """RAdam has its own second moment from the sixth step on."""
+    options = dict(optimizer=dict(kind=kind, epsilon=0.3, beta1=0.8, max_grad_norm=0.0), schedule="constant")
+    found = context_of(algo, learning_rate=0.01, **options).optimizer
+    found = found.actor if algo in CONTINUOUS else found
+    wanted, params = getattr(optax, kind)(0.01, b1=0.8, eps=0.3), jnp.zeros(3)
+    states = found.init(params), wanted.init(params)
+    for gradient in np.random.default_rng(0).normal(size=(8, 3)):
+        (update, state), (expected, other) = (
+            rule.update(jnp.float32(gradient), state, params)
+            for rule, state in zip((found, wanted), states, strict=True)
+        )
+        states = state, other
+        np.testing.assert_allclose(update, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "priority"), [(0.25, 2.0), (0.5, 4.0), (1.0, 16.0)])
+@pytest.mark.parametrize("algo", ["dqn", *CONTINUOUS])
+def test_alpha_is_exponent_of_priorities(algo, alpha, priority):
+    buffer = context_of(algo, replay=dict(kind="prioritized", size=64, alpha=alpha)).replay
+    index = replay.Index(jnp.int32([3]), jnp.array([True]))
+    after = buffer.update_priorities(buffer.init(), index, jnp.float32([16.0]))
+    np.testing.assert_allclose(after.priorities.levels[0][3], priority, rtol=1e-5)
 
 
 NETWORKS = [  # each option differs between the two, and from the default in one of them

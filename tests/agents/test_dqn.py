@@ -403,13 +403,14 @@ def test_gradient_step_changes_nothing_if_all_priorities_are_zero():
     assert after.max_priority == 1
 
 
-def test_gradient_step_applies_importance_weights():
-    # Priorities 1 and 4, exponent 1 at the end: 16 strata of 5 sample row 1 three or four times, row 3 the rest.
-    # Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.
-    config = dict(beta=1.0, max_grad_norm=0.0)
+@pytest.mark.parametrize(("beta", "num_updates"), [(1.0, 0), (0.4, 100)])
+def test_gradient_step_applies_importance_weights(beta, num_updates):
+    # Priorities 1 and 4, exponent beta at first and 1 at the end: 16 strata of 5 sample row 1 three or four times, and
+    # row 3 the rest. Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.
+    config = dict(beta=beta, max_grad_norm=0.0)
     context = context_of(replay="prioritized", gamma=0.5, size=16, batch_size=16, **config)
     buffer, keys = four_steps(context, [1, 4]), keys_of(1)
-    after, *_ = step(context, buffer, 100, keys, jnp.zeros((NUM_STATES, 2)))
+    after, *_ = step(context, buffer, num_updates, keys, jnp.zeros((NUM_STATES, 2)))
     item, _ = sum_tree.draw(buffer.priorities, keys[0], 16)
     count = np.bincount(np.asarray(item), minlength=4)
     assert count[1] in (3, 4) and count[1] + count[3] == 16

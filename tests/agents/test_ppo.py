@@ -427,6 +427,17 @@ def test_adaptive_kl_keeps_kl_near_target():
     assert all(0.003 < kl < 0.03 for kl, _ in found.values()), found
 
 
+@pytest.mark.parametrize(("target", "scale"), [(1e-12, 1 / 1.5), (10.0, 1.5)])
+def test_schedule_kl_compares_divergence_with_its_target(target, scale):
+    """The second of two gradient steps adapts the rate: it falls for a tiny target, and rises for a large one."""
+    env = probes.best_action_of_observation(16)
+    options = dict(num_epochs=2, num_minibatches=1, learning_rate=1e-3, schedule=dict(kind="kl", target=target))
+    agent = ppo.make(configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    after, metrics = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
+    np.testing.assert_allclose([after.lr_scale, metrics["learning_rate"]], [scale, scale * 1e-3], rtol=1e-6)
+
+
 def test_adaptive_kl_ignores_steps_after_early_stop():
     """A tiny target_kl stops at the second of 40 steps, the first at which the rate rises."""
     env = probes.best_action_of_observation(16)
@@ -490,6 +501,28 @@ def test_ratio_is_one_before_first_gradient_step():
         for key in jax.random.split(jax.random.key(1), 2):
             state, metrics = update(state, probes.experience(env, agent, state), key)
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "squash"), [(k, s) for k in ("state_dependent", "gsde") for s in (False, True)])
+def test_policy_option_chooses_distribution_of_actions(kind, squash):
+    """A standard deviation is an output of the network, or a function of the 8 features that end its output."""
+    agent, context = built(types.Box((2,)), policy=dict(kind=kind, squash=squash, log_std_init=-0.5))
+    params = agent.init(jax.random.key(0)).params
+    output = context.network.act(params["network"], jnp.ones((4, 4)), ())[0]
+    found = context.head.make(output, params.get("log_std", ()))
+    assert type(found) is (distributions.TanhGaussian if squash else distributions.Gaussian)
+    more = np.asarray(output, float)[:, 2:]
+    assert more.shape == (4, 2 if kind == "state_dependent" else 8)
+    spread = more if kind == "state_dependent" else 0.5 * np.log((more**2).sum(-1, keepdims=True)) + np.zeros(2)
+    np.testing.assert_allclose(found.log_std, spread - 0.5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("gaussian", "Gaussian"), ("tanh", "TanhGaussian")])
+def test_standard_deviation_of_simple_policies_is_parameter(policy, kind):
+    agent, context = built(types.Box((2,)), policy=policy, log_std_init=-0.5)
+    params = agent.init(jax.random.key(0)).params
+    np.testing.assert_array_equal(params["log_std"], [-0.5, -0.5])
+    assert type(context.head.make(jnp.zeros((4, 2)), params["log_std"])) is getattr(distributions, kind)
 
 
 def test_prepare_keeps_pre_tanh_sample_of_squashed_action():

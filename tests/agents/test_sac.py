@@ -388,7 +388,7 @@ def test_make_rejects_more_target_critics_than_critics(num_critics, num_target_c
 
 def test_config_warns_about_positive_target_entropy():
     (line,) = SAC(target_entropy=3.0).warnings(8)
-    assert line.startswith("--agent.target-entropy: ") and "got 3" in line and line.endswith("use a negative number")
+    assert line.startswith("target_entropy: ") and "got 3" in line and line.endswith("use a negative number")
     assert SAC(target_entropy=-3.0).warnings(8) == SAC().warnings(8) == ()
 
 

@@ -83,7 +83,7 @@ def td_target(algo, context, learner, batch, *noise):
     """The target [B] of means, or its atoms [B, K]."""
     action, target_of = RULES[algo].td_target(context, learner, batch, *noise)
     target = target_of(context.critic.apply(learner.target_params.critic, (batch.next_obs, action)))
-    return target.mean if context.value_head.kind == "none" else target
+    return target.mean if context.value_head.kind == "mean" else target
 
 
 def agent_with(algo, context):
