@@ -111,7 +111,7 @@ def test_quantile_loss_matches_rlax(rlax):
 def test_policy_gradient_uses_means_of_distributions(algo, options, value):
     """TD3's the first critic's; SAC's the least, and that of all quantiles."""
     outputs = {"c51": np.log([[0.1, 0.4, 0.5], [0.5, 0.4, 0.1]]), "quantile": np.array([[0, 1, 8], [2, 1, 0.0]])}
-    answer = jnp.float32(outputs[options["value_head"]])[:, None]  # [2, 1, 3] for any action
+    answer = jnp.float32(outputs[options["value"]])[:, None]  # [2, 1, 3] for any action
     context = tables_of(algo, **options, **(dict(learn_temperature=False, temperature=0.5) if algo == "sac" else {}))
     context = context._replace(critic=context.critic._replace(apply=lambda *_: answer))
     learner = learner_of(context, np.zeros((1, 2 if algo == "sac" else 1)), critic_tables([[0.0]]))
@@ -279,7 +279,7 @@ def test_sac_policy_delay_updates_policy_every_third_step():
 
 @pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
 def test_critic_hidden_sizes_set_widths_of_critics(algo):
-    context = context_of(make(algo, hidden_sizes=(8,), critic_hidden_sizes=(6, 5), adam_beta1=0.5))
+    context = context_of(make(algo, hidden_sizes=(8,), critic_hidden_sizes=(6, 5), optimizer=dict(beta1=0.5)))
     params = jax.eval_shape(lambda key: actor_critic.init_params(context, key), jax.random.key(0))
     kernels = lambda tree: [layer["kernel"].shape[-1] for layer in tree["params"]["torso"]["mlp"].values()]
     assert kernels(params.actor) == [8] and kernels(params.critic) == [6, 5]

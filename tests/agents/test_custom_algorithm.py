@@ -329,7 +329,7 @@ def test_custom_options_support_bounds_and_help(write, capsys):
         load.from_keywords(algo=name, spread=3)
     assert load.from_command_line([name, "--spread", "1"]).agent.spread == 1.0
     with pytest.raises(SystemExit):
-        load.from_command_line([name, "--help"])
+        load.from_command_line([name, "--help", "spread"])
     assert "Width of the search. (default: 0.1, 0 to 2)" in " ".join(capsys.readouterr().out.split())
 
 

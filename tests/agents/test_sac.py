@@ -296,7 +296,7 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
     target = state.learner.target_params.critic
     log_alpha = log_alpha if learned else np.log(np.float32(config.temperature))
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
-    optimizers = [Adam(x, rate, config.adam_epsilon) for x, rate in zip((actor, critic, log_alpha), rates)]
+    optimizers = [Adam(x, rate, config.optimizer.epsilon) for x, rate in zip((actor, critic, log_alpha), rates)]
 
     def act(actor, obs, noise):
         """Actions [B, D] and their log-probabilities [B] (equation 26 of the first paper)."""
@@ -341,7 +341,7 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
             if learned:
                 log_alpha = optimizers[2].step(log_alpha, excess)  # entropy above its target: alpha falls
         if number in moves:
-            target = actor_critics.average(critic, target, config.tau)
+            target = actor_critics.average(critic, target, config.target.tau)
     return (actor, critic, log_alpha), target
 
 

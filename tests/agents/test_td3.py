@@ -269,7 +269,7 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
     params, target = state.learner.params, state.learner.target_params
     actor, critic, target_actor, target_critic = params.actor, params.critic, target.actor, target.critic
     rates = config.learning_rate, config.critic_learning_rate
-    optimizers = [Adam(x, rate, config.adam_epsilon) for x, rate in zip((actor, critic), rates)]
+    optimizers = [Adam(x, rate, config.optimizer.epsilon) for x, rate in zip((actor, critic), rates)]
 
     @jax.jit
     @jax.grad
@@ -299,8 +299,8 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
         critic = optimizers[1].step(critic, gradient_of_error(critic, batch, weight, goal))
         if step % delay == 0:
             actor = optimizers[0].step(actor, gradient_of_loss(actor, critic, batch, weight))
-            target_actor = actor_critics.average(actor, target_actor, config.tau)
-            target_critic = actor_critics.average(critic, target_critic, config.tau)
+            target_actor = actor_critics.average(actor, target_actor, config.target.tau)
+            target_critic = actor_critics.average(critic, target_critic, config.target.tau)
     return (actor, critic), (target_actor, target_critic)
 
 
@@ -312,7 +312,7 @@ def test_update_matches_plain_implementation(algo, delay, num_critics, std):
     noise = dict(target_noise=std, target_noise_clip=0.5) if algo == "td3" else {}
     agent = make(
         algo, num_envs=3, num_obs=3, num_actions=2, tau=0.3, gamma=0.9, learning_rate=0.03, replay_ratio=0.5,
-        critic_learning_rate=0.02, adam_epsilon=1e-3, **noise,
+        critic_learning_rate=0.02, optimizer=dict(epsilon=1e-3), **noise,
     )  # fmt: skip
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
     apart = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), state.learner.target_params)
