@@ -95,6 +95,9 @@ def split(obs: PyTree, num_streams: int, after_memory: bool, **options: Any) -> 
 def resolve(obs: PyTree, options: Options) -> Options:
     """Return the options with the kind, the widths and the activation that "auto" and () mean for an observation."""
     kind = choose_kind(obs, options.kind, options.observations)
+    if options.arguments and not custom.is_custom(kind):
+        problem = f"network {kind} has no such option, got {next(iter(options.arguments))}"
+        raise ValueError(f"network.options: {problem}; use a class, package.module:MyTorso")
     defaults = KINDS.get(kind, CUSTOM)
     activation = defaults.activation if options.activation == "auto" else options.activation
     return options._replace(kind=kind, hidden=tuple(options.hidden) or defaults.hidden, activation=activation)
@@ -137,8 +140,8 @@ def _residual(options: Options, part: slice, after_memory: bool) -> ResidualMLP:
         got = ", ".join(map(str, widths))
         raise ValueError(f"network.hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
     if options.batch_renorm or options.noisy:
-        problem = "target none" if options.batch_renorm else "noisy"
-        raise ValueError(f"network: simba cannot be combined with {problem}, got both; use network mlp")
+        option, got = ("target", "none") if options.batch_renorm else ("noisy", "true")
+        raise ValueError(f"{option}: network simba has layers of its own, got {got}; use network mlp")
     begins, ends = part.start is None or after_memory, part.stop is None
     return ResidualMLP(widths[0], len(widths[part]), options.activation, options.dtype, begins, ends)
 

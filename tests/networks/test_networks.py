@@ -148,13 +148,16 @@ def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):
 
 
 def test_network_rejects_image_reading_of_vector():
-    with pytest.raises(ValueError, match=r"^observations: image requires \[H, W\] or \[H, W, C\], got float32\[4\]"):
+    with pytest.raises(
+        ValueError, match=r"^network.observations: image requires \[H, W\] or \[H, W, C\], got float32\[4\]"
+    ):
         networks.network(VECTOR, 2, observations="image")
 
 
 def test_network_rejects_convolutions_for_vector_observations():
     with pytest.raises(
-        ValueError, match=r"^observations: network nature requires an image or a board, got vector; use network mlp$"
+        ValueError,
+        match=r"^network.observations: network nature requires an image or a board, got vector; use network mlp$",
     ):
         networks.network(IMAGE, 2, kind="nature", observations="vector")
 
@@ -262,7 +265,7 @@ def test_simba_matches_plain_residual_blocks(dueling):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(hidden=(8, 4)), "^hidden_sizes: simba's blocks must have one width, got 8, 4; repeat 8$"),
+        (dict(hidden=(8, 4)), "^network.hidden_sizes: simba's blocks must have one width, got 8, 4; repeat 8$"),
         (dict(noisy=True), "^noisy: network simba has layers of its own, got true; use network mlp$"),
     ],
 )

@@ -11,6 +11,8 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs, loop, players, rollout
 from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
@@ -21,9 +23,9 @@ from tests.helpers.trees import same_bits
 
 N = 4
 SMALL = {
-    "ppo": (ppo, ppo.Config(rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))),
-    "dqn": (dqn, dqn.Config(rollout_length=8, buffer_size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
-                            target_update_interval=64, hidden_sizes=(8,))),
+    "ppo": (ppo, configure(ppo.Config, rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))),
+    "dqn": (dqn, configure(dqn.Config, rollout_length=8, size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
+                           interval=64, hidden_sizes=(8,))),
 }  # fmt: skip
 
 
@@ -53,9 +55,13 @@ class Three(Decoupled):
     players = ("a", "b", "c")
 
 
+def mode_of(kind):
+    return configure(Options, players={"kind": kind} | ({"pool": 5} if kind == "self-play" else {})).players
+
+
 def make(algo, mode, env, num_updates=10):
     module, config = SMALL[algo]
-    return players.learning(module, mode, pool_size=5).make(config, env.spec, num_updates)
+    return players.learning(module, mode_of(mode)).make(config, env.spec, num_updates)
 
 
 def first_rollout(env, agent):
@@ -100,9 +106,9 @@ def test_independent_players_equal_single_agents(algo):
 @pytest.mark.slow
 def test_players_with_grad_workers_learn_what_one_core_learns(algo, mode, tmp_path):
     """Results are equal up to rounding."""
-    agents = {"dqn": dict(learning_starts=128, buffer_size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}
+    agents = {"dqn": dict(learning_starts=128, size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}
     options = dict(algo=algo, env="games/Paddles", players=mode, num_envs=16, total_steps=4096, log_every=2048)
-    options |= dict(agent=agents[algo] | dict(hidden_sizes=(8,)), tensorboard=False, log_level="quiet", eval_episodes=1)
+    options |= agents[algo] | dict(hidden_sizes=(8,), tensorboard=False, log_level="quiet", eval_episodes=1)
     made = [jaxrl_fast.fit(**options, devices=n, run_dir=str(tmp_path / f"{n}")) for n in ("auto", 1)]
     assert [run.summary["num_grad_workers"] for run in made] == [2, 1]
     loss = "td_loss" if algo == "dqn" else "value_loss"
@@ -206,8 +212,8 @@ class TestSelfPlay:
 
     def test_resumed_self_play_run_equals_uninterrupted_run(self, tmp_path, monkeypatch):
         small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
-        options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320, agent=small)
-        options |= dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
+        options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320)
+        options |= small | dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
         options |= dict(tensorboard=False, log_level="quiet")
         whole = jaxrl_fast.fit(**options, run_dir=tmp_path / "whole")
         runs.stop_after(monkeypatch, 96)
@@ -240,8 +246,8 @@ def test_scores_are_reported_per_episode_and_per_player():
 @pytest.mark.parametrize(
     ("mode", "env", "problem"),
     [
-        ("shared", "CartPole-v1", "--players: gymnax/CartPole-v1 has no players, got shared; leave it out"),
-        ("self-play", Three, "--players: self-play requires 2 players, got the 3 of .*Three"),
+        ("shared", "CartPole-v1", "^players: gymnax/CartPole-v1 has no players, got shared; leave it out"),
+        ("self-play", Three, "^players: self-play requires 2 players, got the 3 of .*Three"),
     ],
 )
 def test_players_option_rejects_mode_that_environment_does_not_support(mode, env, problem):
@@ -290,8 +296,8 @@ def test_versus_uses_each_agent_for_its_player():
 
 def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
     small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
-    options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, agent=small, eval_episodes=2, eval_envs=2)
-    options |= dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
+    options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, eval_episodes=2, eval_envs=2)
+    options |= small | dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
     one, _ = (jaxrl_fast.fit(**options, players=mode, run_dir=tmp_path / mode) for mode in ("independent", "shared"))
     found = one.evaluate(against=str(tmp_path / "shared"), episodes=4)
     assert {*found["sides"]} == {"left", "right"} and found["sides"]["left"]["eval_episodes"] == 4

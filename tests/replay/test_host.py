@@ -254,13 +254,12 @@ RUN = {
     "eval_episodes": 1,
     "eval_envs": 1,
 }
-DQN = {"buffer_size": 192, "learning_starts": 64, "batch_size": 16, "hidden_sizes": (8,), "replay_ratio": 0.25}
+DQN = {"size": 192, "learning_starts": 64, "batch_size": 16, "hidden_sizes": (8,), "replay_ratio": 0.25}
 
 
 def train(folder, storage="device", compression="none", total_steps=768, **agent):
-    agent = DQN | agent | {"replay_storage": storage}
-    agent |= {} if storage == "device" else {"replay_compression": compression}
-    jaxrl_fast.fit(agent=agent, run_dir=folder, **RUN | {"total_steps": total_steps})
+    agent = DQN | agent | {"storage": storage, "compression": compression}
+    jaxrl_fast.fit(run_dir=folder, **agent, **RUN | {"total_steps": total_steps})
     return learner(folder)
 
 
