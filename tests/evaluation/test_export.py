@@ -1,6 +1,5 @@
 """Test exported policies: equal to the run's own in a process without jaxrl_fast, for every kind of network."""
 
-import dataclasses
 import json
 import os
 import subprocess
