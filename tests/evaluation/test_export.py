@@ -560,7 +560,7 @@ def test_stablehlo_supports_all_platforms_and_any_batch_size():
 # The folder
 
 
-def test_export_from_python_spells_options_as_keywords(tmp_path):
+def test_export_from_python_rejects_existing_folder(tmp_path):
     with pytest.raises(ValueError, match=r"^out: must be a new folder, got .*, which exists"):
         jaxrl_fast.Run(tmp_path, {}).export(to="npz", out=str(tmp_path))
 

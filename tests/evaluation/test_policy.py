@@ -429,7 +429,7 @@ BOTH = [
     ("{} broken", ["broken: needs an intact checkpoint, got 1 damaged checkpoint (", "--config broken/config.yaml\n"]),
     ("{} cart two", ["unexpected argument 'two'"]),
     ("{} cart --episode 3", ["error: episode: ", "did you mean episodes?"]),
-    ("{} cart --frobnicate", ["error: frobnicate: ", "python -m jaxrl_fast.{} --help lists all"]),
+    ("{} cart --frobnicate", ["error: frobnicate: ", "python -m jaxrl_fast.{} --help all lists all\n"]),
     ("{} cart --episodes 0", ["error: episodes: ", "at least 1"]),
     ("{} cart --episodes many", ["error: episodes: ", "'many'"]),
     ("{} cart --which bset", ["error: which: ", "did you mean best?"]),
