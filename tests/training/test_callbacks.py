@@ -20,9 +20,7 @@ from jaxrl_fast.training import dispatcher
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 TINY = dict(algo="pqn", env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=640, eval_episodes=8, log_every=192)
-TINY |= dict(
-    save_every=0, tensorboard=False, log_level="quiet", devices=1, agent=dict(rollout_length=8, hidden_sizes=(8,))
-)
+TINY |= dict(save_every=0, tensorboard=False, log_level="quiet", devices=1, rollout_length=8, hidden_sizes=(8,))
 
 
 @pytest.fixture(autouse=True)

@@ -35,49 +35,31 @@ from jaxrl_fast.utils import locks
 from tests.helpers import slow
 from tests.helpers.runs import records, same, same_numbers, stop_after
 
-RAINBOW = dict(
-    value_head="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, buffer_size=512, batch_size=16
-)
+OFF_POLICY = dict(learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,), batch_size=16)
+PENDULUM = dict(env="Pendulum-v1", env_options=dict(max_steps_in_episode=60))
 RUNS = {
-    "ppo": dict(
-        algo="ppo", agent=dict(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)
+    "ppo": dict(algo="ppo", rollout_length=8, hidden_sizes=(8,), normalize_observations=True, rewards="normalized"),
+    "dqn": dict(
+        algo="dqn",
+        noisy=True,
+        double=True,
+        value=dict(kind="c51", atoms=7),
+        replay=dict(kind="prioritized", n_step=3, size=512),
+        **OFF_POLICY,
     ),
-    "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,))),
-    "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden_sizes=(8,))),
-    "sac": dict(
-        algo="sac",
-        env="Pendulum-v1",
-        env_options=dict(max_steps_in_episode=60),
-        agent=dict(
-            learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,), buffer_size=512, batch_size=16, noise_theta=0.1
-        ),
-    ),
+    "pqn": dict(algo="pqn", rollout_length=8, hidden_sizes=(8,)),
+    "sac": dict(algo="sac", replay=dict(size=512), noise=dict(kind="ou", theta=0.1), **PENDULUM, **OFF_POLICY),
     "statistics": dict(
         algo="td3",
-        env="Pendulum-v1",
-        env_options=dict(max_steps_in_episode=60),
-        agent=dict(
-            learning_starts=64,
-            replay_ratio=0.25,
-            hidden_sizes=(8,),
-            buffer_size=512,
-            batch_size=16,
-            crossq=True,
-            crossq_warmup=100,
-            normalize_observations=True,
-        ),
+        replay=dict(size=512),
+        target=dict(kind="none", warmup=100),
+        normalize_observations=True,
+        **PENDULUM,
+        **OFF_POLICY,
     ),
-    "seeds": dict(
-        algo="dqn",
-        num_seeds=5,
-        agent=dict(
-            learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,), buffer_size=512, batch_size=16, prioritized=True
-        ),
-    ),
-    "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden_sizes=(8,))),
-    "seeds_in_turn": dict(
-        algo="ppo", devices=2, num_seeds=3, agent=dict(rollout_length=64, num_minibatches=1, hidden_sizes=(8,))
-    ),
+    "seeds": dict(algo="dqn", num_seeds=5, replay=dict(kind="prioritized", size=512), **OFF_POLICY),
+    "shards": dict(algo="ppo", devices=2, rollout_length=8, hidden_sizes=(8,)),
+    "seeds_in_turn": dict(algo="ppo", devices=2, num_seeds=3, rollout_length=64, num_minibatches=1, hidden_sizes=(8,)),
 }
 SHORT = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
 SHORT |= dict(save_every=300, tensorboard=False, log_level="quiet")
@@ -193,7 +175,7 @@ def test_finished_run_continues_only_with_more_total_steps(tmp_path, unbroken, c
     shutil.copytree(unbroken("pqn"), folder)
     again = fit(folder, resume=str(folder), log_level="info")
     assert again.summary["status"] == "done"
-    assert "resume  at its end, step 1.6k; more --total-steps extend it" in capsys.readouterr().out
+    assert "resume  at its end, step 1.6k; more total_steps extend it" in capsys.readouterr().out
     same(folder, unbroken("pqn"))
     longer = fit(folder, resume=str(folder), total_steps=2400)
     assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432
@@ -318,7 +300,7 @@ def test_resume_rejects_metrics_with_converted_line_endings(tmp_path, unbroken, 
     before = path.read_bytes()
     assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
     refusal = capsys.readouterr().err
-    assert refusal.startswith(f"error: --resume {folder}: metrics.jsonl was changed after step-")
+    assert refusal.startswith(f"error: resume {folder}: metrics.jsonl was changed after step-")
     assert path.read_bytes() == before
     command = refusal.partition("convert its line ends: ")[2].strip()
     subprocess.run(command, shell=True, check=True)
@@ -329,9 +311,9 @@ def test_resume_rejects_metrics_with_converted_line_endings(tmp_path, unbroken, 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("rollout_length: 8", "rollout_length: 4", "agent.rollout_length was 8"),
+        ("rollout_length: 8", "rollout_length: 4", "config.yaml: rollout_length was 8"),
         ("seed: 0", "seed: 3", "seed was 0"),
-        ("gamma: 0.99", "gamma: 0.9", "agent.gamma was 0.99"),
+        ("gamma: 0.99", "gamma: 0.9", "config.yaml: gamma was 0.99"),
         ("num_envs: 8", "num_envs: 16", "num_envs was 8"),
         ("env: gymnax/CartPole-v1", "env: Acrobot-v1", "env was CartPole-v1"),
         ("algo: pqn", "algo: ppo", ""),
@@ -404,7 +386,7 @@ def test_resume_of_solved_run_requires_stop_when_solved_false(tmp_path):
     solved = fit(folder, **options).summary["env_steps"]
     assert fit(folder, resume=str(folder)).summary["env_steps"] == solved < 3200
     with pytest.raises(
-        ValueError, match=r"^total_steps: cannot extend .* solved, got 12800; use stop_when_solved=False"
+        ValueError, match=r"^total_steps: cannot extend .* solved, got 12800; use stop_when_solved false$"
     ):
         fit(folder, resume=str(folder), total_steps=12800)
     on = fit(folder, resume=str(folder), total_steps=3200, stop_when_solved=False)
@@ -464,7 +446,9 @@ def test_resume_rejects_run_with_deleted_checkpoints(left, tmp_path, unbroken, c
     assert train.main(["--resume", str(folder)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert f"--resume {folder}: the run has no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
+    assert (
+        f"error: resume {folder}: the run has no checkpoint" in err and f"with config {folder / 'config.yaml'}" in err
+    )
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (folder / "metrics.jsonl").write_bytes(b"")  # no metrics could be lost
     assert directory.check_restart(folder) is None
@@ -559,8 +543,8 @@ def test_resume_rejects_state_of_other_version_before_compiling(other, tmp_path,
         (dict(devices=2), "devices: a resume cannot change it from auto, got 2"),
         (dict(env="Acrobot-v1"), "env: a resume cannot change it from gymnax/CartPole-v1, got Acrobot-v1"),
         (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
-        (dict(agent={"gamma": 0.5}), r"agent.gamma: a resume cannot change it from 0.99, got 0.5"),
-        (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes: a resume cannot change it from 8, got 8 8"),
+        (dict(gamma=0.5), "^gamma: a resume cannot change it from 0.99, got 0.5"),
+        (dict(hidden_sizes=(8, 8)), "^hidden_sizes: a resume cannot change it from 8, got 8 8"),
         (dict(algo="ppo"), "uses algorithm pqn, got ppo"),
         (dict(preset="ppo_cartpole"), "config: cannot be combined with resume"),
         (dict(run_dir="elsewhere"), "run_dir: cannot be combined with resume"),
@@ -644,7 +628,7 @@ def test_run_of_environment_instance_resumes_and_evaluates_with_instance(tmp_pat
 
 def test_resume_rejects_folder_that_is_not_a_run(tmp_path, capsys):
     assert train.main(["--resume", str(tmp_path)]) == 2
-    assert f"--resume {tmp_path}: is not a run directory (no config.yaml)" in capsys.readouterr().err
+    assert f"error: resume {tmp_path}: is not a run directory (no config.yaml)" in capsys.readouterr().err
     (tmp_path / "first_run").mkdir()
     (tmp_path / "first_run" / "config.yaml").write_text("algo: ppo\n")
     assert train.main(["--resume", str(tmp_path / "frist_run")]) == 2
@@ -674,7 +658,7 @@ input()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
         other.stdout.readline()
         assert train.main(["--resume", str(folder)]) == 2
-        said = f"error: --resume: another process is writing to the run, got {folder}; wait for its end\n"
+        said = f"error: resume: another process is writing to the run, got {folder}; wait for its end\n"
         assert capsys.readouterr().err == said
         other.kill()  # which releases its lock
     fit(folder, resume=str(folder))
@@ -737,7 +721,7 @@ def test_new_run_prints_one_line_when_config_cannot_be_written(tmp_path, monkeyp
 
 def line_of(algo, folder):
     """Return the command line of the same run."""
-    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden-sizes 8 --no-tensorboard"
+    line = f"{algo} --run-dir {folder} --rollout-length 8 --hidden-sizes 8 --no-tensorboard"
     values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
     return [
         *line.split(),
@@ -885,8 +869,8 @@ def test_env_steps_are_counted_beyond_2_to_the_31(name, tmp_path, monkeypatch):
 def test_divergence_stops_run_with_one_line_error(tmp_path, capsys):
     """Adam's step size equals the learning rate, so parameters of 1e30 overflow at once."""
     folder = tmp_path / "run"
-    command = "pqn --num-envs 8 --total-steps 20k --agent.rollout-length 8 --agent.hidden-sizes 8 --no-tensorboard"
-    assert train.main([*command.split(), "--agent.learning-rate", "1e30", "--run-dir", str(folder)]) == 1
+    command = "pqn --num-envs 8 --total-steps 20k --rollout-length 8 --hidden-sizes 8 --no-tensorboard"
+    assert train.main([*command.split(), "--learning-rate", "1e30", "--run-dir", str(folder)]) == 1
     err = capsys.readouterr().err.strip().splitlines()[-1]
     assert err.startswith("error: seed 0: ") and "is not finite at step" in err and "checkpoint" in err
     summary = json.loads((folder / "summary.json").read_text())
@@ -895,7 +879,7 @@ def test_divergence_stops_run_with_one_line_error(tmp_path, capsys):
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(word))
     with pytest.raises(FloatingPointError, match="is not finite"):
-        jaxrl_fast.fit(algo="pqn", agent={"learning_rate": 1e30}, run_dir=str(tmp_path / "python"), log_level="quiet")
+        jaxrl_fast.fit(algo="pqn", learning_rate=1e30, run_dir=str(tmp_path / "python"), log_level="quiet")
 
 
 class NanRewardEnv(RewardEnv):
@@ -919,7 +903,7 @@ def test_nonfinite_environment_output_is_distinguished_from_divergence(env, num_
     """The message names the environment as the cause, and does not advise a resume without a checkpoint."""
     given = dict(algo="ppo", env=env, num_envs=4, num_seeds=num_seeds, total_steps=640, log_level="quiet")
     with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* returns NaN or infinite observations"):
-        jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden_sizes": (8,)})
+        jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), rollout_length=16, hidden_sizes=(8,))
     with pytest.raises(ValueError, match=r"has no checkpoint; it diverged before the first checkpoint"):
         jaxrl_fast.load(str(tmp_path / "run"))
 
