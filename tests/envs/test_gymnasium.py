@@ -371,7 +371,7 @@ def test_invalid_step_value_raises_fault_with_episode_step_and_action(fault, con
     env = faulty(fault, config)
     with pytest.raises(EnvFault) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
-    remedy = "; quarantine resets the environment instead" if "finite" in FAULTS[fault] else ""
+    remedy = "; set quarantine to reset the environment instead" if "finite" in FAULTS[fault] else ""
     assert str(raised.value) == f"{MODULE}:Walk: {FAULTS[fault]} in {WHERE}{remedy}"
 
 
