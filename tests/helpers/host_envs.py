@@ -29,8 +29,6 @@ SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=
 SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
 AGENTS = {
     "ppo": dict(rollout_length=8, hidden_sizes=(8,), rewards="normalized", normalize_observations=True),
-    "dqn": dict(
-        replay={"kind": "prioritized", "size": 256, "n_step": 3}, batch_size=8, learning_starts=32, hidden_sizes=(8,)
-    ),
+    "dqn": dict(size=256, batch_size=8, learning_starts=32, hidden_sizes=(8,), n_step=3, replay="prioritized"),
     "pqn": dict(rollout_length=8, hidden_sizes=(8,)),
 }
