@@ -17,9 +17,10 @@ from tests.helpers import gym_envs
 
 MODULE = "tests.helpers.gym_envs"
 SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, tensorboard=False)
-SHORT |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1), log_level="quiet", algo="ppo")
-DQN = SHORT | dict(algo="dqn", agent=dict(hidden_sizes=(8,), batch_size=128, learning_starts=8, buffer_size=1024))
-LINE = "--num-envs 4 --total-steps 1280 --agent.rollout-length 8 --agent.num-minibatches 1 --agent.hidden-sizes 8 "
+SHORT |= dict(hidden_sizes=(8,), log_level="quiet")
+DQN = SHORT | dict(algo="dqn", batch_size=128, learning_starts=8, replay={"size": 1024})
+SHORT |= dict(algo="ppo", rollout_length=8, num_minibatches=1)
+LINE = "--num-envs 4 --total-steps 1280 --rollout-length 8 --num-minibatches 1 --hidden-sizes 8 "
 LINE += "--log-every 32 --no-tensorboard --eval-episodes 4"
 
 
@@ -146,7 +147,7 @@ def test_fault_in_first_steps_is_reported_before_run_folder_exists(tmp_path, cap
 @pytest.mark.parametrize("workers", [0, 2])
 def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
     options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=workers, exact_resume=True, save_every=160)
-    options["agent"] = options["agent"] | dict(anneal_lr=False)  # annealing depends on the length of the run
+    options["schedule"] = "constant"  # annealing depends on the length of the run
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     jaxrl_fast.fit(**(options | dict(total_steps=640)), run_dir=str(tmp_path / "parts"))
     parts = jaxrl_fast.fit(resume=str(tmp_path / "parts"), total_steps=1280, log_level="quiet")
@@ -156,9 +157,9 @@ def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "pqn", "dqn"])
 def test_masked_actions_are_never_taken(algo, tmp_path):
-    agent = {"gamma": 0.5} | ({"learning_starts": 500, "buffer_size": 5000} if algo == "dqn" else {})
+    own = {"learning_starts": 500, "replay": {"size": 5000}} if algo == "dqn" else {}
     options = dict(num_envs=8, total_steps=8000, log_level="quiet", tensorboard=False, run_dir=str(tmp_path / "run"))
-    run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, agent=agent, **options)
+    run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, gamma=0.5, **own, **options)
     returns = [r[name] for r in run.metrics for name in ("return_min", "eval_return_min") if r.get(name) is not None]
     assert len(returns) > 5 and min(returns) >= 0, "a forbidden action costs 1000"
     greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None]
@@ -277,4 +278,4 @@ def test_check_command_prints_findings_and_returns_exit_status(capsys):
 @pytest.mark.parametrize(("algo", "is_told"), [("none", True), ("ppo", False)])
 def test_check_names_num_envs_without_training_as_without_effect(algo, is_told, capsys):
     check.prepare([f"{MODULE}:Walk", "--algo", algo, "--num-envs", "2"])
-    assert ("--num-envs: has no effect; algo is none" in capsys.readouterr().err) == is_told
+    assert ("num_envs: has no effect; algo is none" in capsys.readouterr().err) == is_told

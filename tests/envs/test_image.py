@@ -15,6 +15,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs import frames, image
 from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning
 from tests.helpers import gym_envs, probes
@@ -225,9 +226,9 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
 
     def collect(**changes):
         env = envs.make(Noise, N, frame_stack=4)
-        agent = ppo.make(
-            ppo.Config(rollout_length=T, num_minibatches=1, network="mlp", observations="vector"), env.spec, 1
-        )
+        network = {"kind": "mlp", "observations": "vector"}
+        config = configure(ppo.Config, rollout_length=T, num_minibatches=1, network=network)
+        agent = ppo.make(config, env.spec, 1)
         try:
             return probes.experience(env, agent._replace(**changes), agent.init(jax.random.key(0)))
         finally:
@@ -244,7 +245,7 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
 
 def test_replay_buffer_stores_single_frames():
     spec = envs.make(Ramp, 2, frame_stack=4).spec
-    agent = dqn.make(dqn.Config(buffer_size=64, batch_size=8, learning_starts=8), spec, 10)
+    agent = dqn.make(configure(dqn.Config, size=64, batch_size=8, learning_starts=8), spec, 10)
     assert jax.eval_shape(agent.init, jax.random.key(0)).replay.obs.shape[2:] == (H, W, 1)
 
 
