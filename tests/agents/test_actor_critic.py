@@ -41,6 +41,7 @@ from tests.helpers.trees import same_bits
 
 each_algorithm = pytest.mark.parametrize("algo", MODULES)
 each_rule = pytest.mark.parametrize("algo", ["sac", "td3"])  # DDPG is a setting of TD3
+each_rule_td3_fast = pytest.mark.parametrize("algo", [slow("sac"), "td3"])
 LOUD = {"sac": {}, "td3": dict(exploration_noise=1.0), "ddpg": dict(exploration_noise=1.0)}
 
 
@@ -273,7 +274,7 @@ def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("algo", "prioritized"), [("sac", False), ("td3", False), slow("sac", True), slow("td3", True)]
+    ("algo", "prioritized"), [slow("sac", False), ("td3", False), slow("sac", True), slow("td3", True)]
 )
 @pytest.mark.parametrize("poison", [np.nan, 1e6])
 def test_reset_rows_do_not_affect_learning(algo, prioritized, poison):
@@ -284,7 +285,7 @@ def test_reset_rows_do_not_affect_learning(algo, prioritized, poison):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learned(clean)))
 
 
-@each_rule
+@each_rule_td3_fast
 def test_observation_statistics_exclude_reset_rows(algo):
     """The oracle is an agent without normalization that learns from observations normalized with numpy."""
     options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5)
@@ -308,7 +309,7 @@ def test_observation_statistics_exclude_reset_rows(algo):
     close(act(normalizing, state, obs), act(plain, wanted, by_numpy))
 
 
-@each_rule
+@each_rule_td3_fast
 def test_observations_in_replay_are_normalized_by_current_statistics(algo):
     """No gradient step follows the first of two rollouts. The oracle is an agent that is given normalized ones."""
     options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5, learning_starts=16)

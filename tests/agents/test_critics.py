@@ -209,6 +209,7 @@ def crossq(algo="td3", **options):
     return make(algo, **config | options)
 
 
+@pytest.mark.slow
 def test_crossq_update_matches_plain_program():
     agent = crossq()
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)

@@ -491,7 +491,7 @@ def test_each_gradient_step_gets_unique_random_keys(monkeypatch):
     ("probe", "poison", "prioritized"),
     [
         (probes.constant_reward_terminal, np.nan, False),
-        (probes.best_action, 1e6, True),
+        pytest.param(probes.best_action, 1e6, True, marks=pytest.mark.slow),
         pytest.param(probes.constant_reward_terminal, np.nan, True, marks=pytest.mark.slow),
         pytest.param(probes.best_action, 1e6, False, marks=pytest.mark.slow),
     ],
@@ -609,7 +609,8 @@ def test_truncation_bootstraps_value(n_step):
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
-@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_termination_does_not_bootstrap(n_step):
     value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)(
         np.eye(10)
