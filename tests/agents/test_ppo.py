@@ -45,17 +45,19 @@ def test_truncation_bootstraps_value():
     np.testing.assert_allclose(value(agent, state, [[1.0]]), 10, atol=0.1)
 
 
+@pytest.mark.slow
 def test_termination_does_not_bootstrap():
     agent, state, _ = learn(probes.constant_reward_terminal(16), 300)
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "obs", "values"),
     [
-        slow(probes.value_of_observation, [[-1], [1]], [-1, 1]),
-        slow(probes.delayed_reward, [[0], [1]], [0.9, 1]),
+        (probes.value_of_observation, [[-1], [1]], [-1, 1]),
+        (probes.delayed_reward, [[0], [1]], [0.9, 1]),
         (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
     ],
 )
@@ -77,7 +79,8 @@ def test_policy_learns_best_discrete_actions(probe, obs, actions):
     np.testing.assert_array_equal(greedy_action(agent, state, obs), actions)
 
 
-@pytest.mark.parametrize("tanh_squash", [slow(False), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("tanh_squash", [False, True])
 def test_policy_learns_best_continuous_actions(tanh_squash):
     agent, state, _ = learn(
         probes.continuous_action_of_observation(32), 300, tanh_squash=tanh_squash, log_std_init=-0.5
@@ -278,7 +281,8 @@ def test_normalize_advantage_option_standardizes_advantages(normalize_advantage)
 
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(
-    ("slope", "noise", "explained"), [(1.0, 0.0, 1), (0.0, 0.0, 0), (0.5, 0.0, 0.75), (1.0, 1.0, None)]
+    ("slope", "noise", "explained"),
+    [slow(1.0, 0.0, 1), slow(0.0, 0.0, 0), (0.5, 0.0, 0.75), slow(1.0, 1.0, None)],
 )
 def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explained, num_shards):
     """Values explain all, none or half of the target, or have noise in the second environment, with higher targets.
@@ -366,6 +370,7 @@ def test_explore_and_exploit_normalize_observations(action):
         assert not np.allclose(act(plain, without, raw), expected, atol=1e-2), name
 
 
+@pytest.mark.slow
 def test_target_kl_stops_update_early():
     """Without a target, all 16 gradient steps are made; with a tiny one, fewer than 4."""
     env = probes.best_action_of_observation(16)
@@ -402,6 +407,7 @@ def test_adapt_lr_changes_learning_rate_scale_by_measured_kl(approx_kl, scale, e
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_keeps_kl_near_target():
     """Start from a learning rate that is far too large and from one that is far too small."""
     env, found = probes.continuous_action_of_observation(32), {}
@@ -417,6 +423,7 @@ def test_adaptive_kl_keeps_kl_near_target():
     assert all(0.003 < kl < 0.03 for kl, _ in found.values()), found
 
 
+@pytest.mark.slow
 def test_adaptive_kl_ignores_steps_after_early_stop():
     """A tiny target_kl stops at the second of 40 steps, the first at which the rate rises."""
     env = probes.best_action_of_observation(16)
