@@ -225,6 +225,7 @@ def test_crossq_update_matches_plain_program():
     assert after.learner.target_params == actor_critic.Params((), ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "options"), [slow("sac", {}), ("sac", C51 | dict(policy_delay=3)), slow("ddpg", QUANTILE)]
 )

@@ -133,6 +133,7 @@ def test_memory_solves_task_that_is_unsolvable_without_memory(module, options):
     assert score[options["memory"]] == 1.0 and abs(score["none"]) < 0.7, score
 
 
+@pytest.mark.slow
 def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = dict(

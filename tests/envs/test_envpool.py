@@ -169,6 +169,7 @@ def test_nan_observation_becomes_zero_only_when_terminated(case, dies, monkeypat
     assert (steps.obs[died] == 0).all() and np.isnan(steps.obs[~died]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_QT, reason="Qt has no package for this architecture")
 def test_procgen_truncates_at_its_own_time_limit():
     """envpool uses max_episode_steps only to label ends. If it were too low, terminations would become truncations."""

@@ -65,6 +65,7 @@ class Fragile(gym_envs.Walk):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo, async_pools", [("ppo", 0), ("ppo", 2), ("dqn", 0)])
 def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_path, capsys):
     """With DQN, gradient workers wait for the environment that fails."""
@@ -85,6 +86,7 @@ def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_pa
     assert steps == sorted(set(steps)) and steps[-1] == 1280
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
 def test_gradient_workers_learn_what_one_core_learns(tmp_path):
     """To rounding: environments are stepped once, and each worker has the rollout."""
@@ -172,6 +174,7 @@ def test_run_with_overlapping_async_worker_pools_completes(tmp_path):
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
 
 
+@pytest.mark.slow
 def test_video_shows_rendered_frames(tmp_path, capsys):
     folder = str(tmp_path / "run")
     jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=folder)
@@ -183,6 +186,7 @@ def test_video_shows_rendered_frames(tmp_path, capsys):
         assert shown.n_frames > 2 and white.sum(axis=0).max() >= 240, "the white column of 48 rows, scaled by 5"
 
 
+@pytest.mark.slow
 def test_evaluate_accepts_environment_options(tmp_path):
     run = jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=str(tmp_path / "run"))
     found = run.evaluate(episodes=4, env_options={"limit": 5})

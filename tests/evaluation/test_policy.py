@@ -513,12 +513,14 @@ def leaving(place):
     return "leaving"
 
 
+@pytest.mark.slow
 def test_load_finds_relative_folder_of_environment_that_changes_directory(leaving, place, monkeypatch):
     monkeypatch.chdir(place)
     trained = jaxrl_fast.load(leaving)
     assert os.getcwd() == "/" and trained.checkpoint.parts[:2] == (leaving, "checkpoints")
 
 
+@pytest.mark.slow
 def test_evaluate_prints_relative_path_when_environment_changes_directory(leaving, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert evaluate.main([leaving, "--episodes", "1"]) == 0
@@ -526,6 +528,7 @@ def test_evaluate_prints_relative_path_when_environment_changes_directory(leavin
     assert os.getcwd() == "/" and (place / leaving / "evaluation.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["", "mine.gif"])
 def test_video_is_relative_to_first_directory_when_environment_changes_it(out, leaving, place, monkeypatch, capsys):
     black = render.Renderer(lambda obs: np.zeros((8, 8, 3), np.uint8), 30)

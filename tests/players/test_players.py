@@ -466,6 +466,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(now.episodes.length[:, 0], [2, 2, 8, 8])
         np.testing.assert_array_equal(now.episodes.finished, 1)
 
+    @pytest.mark.slow
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
         ends = next(text for text in found if text.startswith("episodes"))

@@ -340,6 +340,7 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample_ahead", [False, True])
 def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(sample_ahead, tmp_path):
     """The ring is filled four times, and a run resumes from its files.
@@ -355,6 +356,7 @@ def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(sampl
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_run_resumes_without_damaged_rows_if_told_to(prioritized, tmp_path, capsys):
     folder = tmp_path / "disk"
