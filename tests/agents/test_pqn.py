@@ -156,6 +156,7 @@ def test_truncation_bootstraps_value():
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
+@pytest.mark.slow
 def test_termination_does_not_bootstrap():
     value, _ = learn(probes.constant_reward_terminal(8), 300, learning_rate=1e-2)(np.eye(10))
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]

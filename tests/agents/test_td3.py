@@ -305,7 +305,8 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
 
 
 @pytest.mark.parametrize(
-    ("algo", "delay", "num_critics", "std"), [("td3", 2, 2, 0.4), ("ddpg", 1, 1, 0.0)], ids=["td3", "ddpg"]
+    ("algo", "delay", "num_critics", "std"),
+    [pytest.param("td3", 2, 2, 0.4, id="td3"), slow("ddpg", 1, 1, 0.0, id="ddpg")],
 )
 def test_update_matches_plain_implementation(algo, delay, num_critics, std):
     """Three gradient steps with three environments. Target parameters differ from the parameters at the start."""

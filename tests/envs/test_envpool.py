@@ -62,6 +62,10 @@ CASES = {  # id, options, protocol, steps
 }
 
 
+FAST = ("lives", "lives and time limit", "vector", "continuous", "a tree, one-hot, text", "dm_control")
+each_case = pytest.mark.parametrize("case", [case if case in FAST else slow(case) for case in CASES])
+
+
 class Game(NamedTuple):
     """A sequence of actions and the time steps that followed."""
 
@@ -107,7 +111,7 @@ def without_denormals(x):
 
 
 @pytest.mark.parametrize("path", ["ffi", slow("callback")])
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_rows_match_envpool_gymnasium_api(case, path):
     game, (obs, rows) = play(case, path), envpool_rows(case)
     stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
@@ -134,7 +138,7 @@ def test_rows_match_envpool_gymnasium_api(case, path):
         np.testing.assert_array_equal(game.steps.score.reward, reward)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_step_after_last_has_reward_zero_and_does_not_end(case):
     steps = play(case, "ffi").steps
     assert steps.last.any(), "the test needs episode ends"

@@ -13,7 +13,7 @@ from jaxrl_fast import check, train, video
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import build, env_check
-from tests.helpers import gym_envs
+from tests.helpers import gym_envs, slow
 
 MODULE = "tests.helpers.gym_envs"
 SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, tensorboard=False)
@@ -241,26 +241,26 @@ class Mislabeled(gym_envs.Walk):
         return obs, reward, terminated or truncated, False, info
 
 
-def test_env_check_reports_no_problem_for_correct_environments():
-    for env_id in (f"{MODULE}:Guarded", f"{MODULE}:Mixed", "gymnax/CartPole-v1"):
-        assert problems(env_id) == [], env_id
+@pytest.mark.parametrize("env_id", [f"{MODULE}:Guarded", slow(f"{MODULE}:Mixed"), slow("gymnax/CartPole-v1")])
+def test_env_check_reports_no_problem_for_correct_environments(env_id):
+    assert problems(env_id) == []
 
 
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (Unseeded, "the same seed and actions gave a different first observation"),
-        (Sharing, "an environment gave a different reward in step 2 alone than next to others"),
-        (Endless, "none ended in 800 steps"),
-        (lambda: Mislabeled(size=99), "every episode terminated after 12 steps"),
+        pytest.param(Unseeded, "the same seed and actions gave a different first observation", id="unseeded"),
+        slow(Sharing, "an environment gave a different reward in step 2 alone than next to others", id="sharing"),
+        slow(Endless, "none ended in 800 steps", id="endless"),
+        slow(lambda: Mislabeled(size=99), "every episode terminated after 12 steps", id="mislabeled"),
     ],
-    ids=["unseeded", "sharing", "endless", "mislabeled"],
 )
 def test_env_check_reports_problem_of_faulty_environment(env, says):
     (found,) = problems(env)
     assert says in found
 
 
+@pytest.mark.slow
 def test_check_command_prints_findings_and_returns_exit_status(capsys):
     assert check.main([f"{MODULE}:Walk", "--steps", "100"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -9,6 +9,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import kernels, networks
 from jaxrl_fast.networks import memory
+from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
 
@@ -181,7 +182,7 @@ TORSOS = {
 }
 
 
-@pytest.mark.parametrize("torso", TORSOS)
+@pytest.mark.parametrize("torso", [torso if torso in ("mlp", "minatar") else slow(torso) for torso in TORSOS])
 @pytest.mark.parametrize("hidden", [(6,), (6, 6)])
 def test_dueling_after_memory_unrolls_as_single_steps(torso, hidden):
     """The width of the memory, 4, differs from that of the layers, and one layer leaves the trunk without any."""

@@ -401,8 +401,8 @@ def test_convolution_implementation_does_not_change_loss_or_gradient(obs, kind, 
             np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
 
 
-@pytest.mark.parametrize("num_rows", [5, 64, 128, 384])
-@pytest.mark.parametrize("widths", [(7, 3), (9, 20), (40, 50), (64, 64), (7, 40)])
+@pytest.mark.parametrize("num_rows", [5, slow(64), slow(128), 384])
+@pytest.mark.parametrize("widths", [slow((7, 3)), (9, 20), slow((40, 50)), (64, 64), slow((7, 40))])
 def test_dot_on_cpu_has_gradient_of_matmul(widths, num_rows):
     x, kernel = (
         jax.random.normal(jax.random.key(0), (2, num_rows, widths[0])),
