@@ -602,7 +602,8 @@ def test_each_option_learns_delayed_consequence(switch):
         np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
-@pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_truncation_bootstraps_value(n_step):
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)([[1.0]])

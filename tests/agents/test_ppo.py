@@ -39,6 +39,7 @@ def greedy_action(agent, state, obs):
     return np.asarray(agent.exploit(state, PolicyInput(jnp.asarray(obs, jnp.float32)), (), None).action)
 
 
+@pytest.mark.slow
 def test_truncation_bootstraps_value():
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     agent, state, _ = learn(probes.constant_reward(16), 300)

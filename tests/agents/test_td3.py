@@ -207,6 +207,7 @@ def test_policy_and_targets_update_every_policy_delay_gradient_steps(delay):
     assert all((x > 0).all() for x in jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_policy_delay_counts_gradient_steps_across_updates():
     """Three seeds with three gradient steps per update. The policy has made floor(g / 2) steps after g = 1, 4, 7 ..."""
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.1875, policy_delay=2)

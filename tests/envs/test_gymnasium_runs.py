@@ -126,6 +126,7 @@ def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, m
     assert "site-packages" not in traceback and files.read_summary(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_train_command_prints_invalid_observation_without_traceback(tmp_path, capsys):
     options = f"--env {MODULE}:Walk --env-option fault=nan fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
     assert train.main(["ppo", *options.split(), *LINE.split(), "--log-level", "quiet"]) == 1

@@ -113,6 +113,7 @@ def test_lru_matches_complex_recurrence():
     np.testing.assert_allclose(outputs, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lru_init_is_stable_with_unit_gain():
     layer, carry = memory.make("lru", 512)
     params = layer.init(jax.random.key(0), carry, jnp.zeros(8))["params"]
@@ -121,6 +122,7 @@ def test_lru_init_is_stable_with_unit_gain():
     np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2 + radius**2, 1, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_lru_eigenvalues_begin_uniform_in_their_ring():
     """Of 4096, |lambda|^2 is uniform between 0.9^2 and 0.999^2, and phases are uniform up to pi / 10."""
     layer, carry = memory.make("lru", 4096)
@@ -131,6 +133,7 @@ def test_lru_eigenvalues_begin_uniform_in_their_ring():
         np.testing.assert_allclose(quantiles, np.linspace(low, high, 5), atol=0.03 * (high - low))
 
 
+@pytest.mark.slow
 def test_lru_parallel_scan_matches_sequential_scan():
     layer, params, start = make_memory("lru")
     x, reset = sequences()
@@ -141,7 +144,7 @@ def test_lru_parallel_scan_matches_sequential_scan():
     assert not np.array_equal(in_parallel[1], in_turn[1]), "the order of operations must differ"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gru", slow("lstm"), slow("lru")])
 def test_networks_with_memory_depend_on_carry(kind):
     options = dict(memory=kind, memory_size=SIZE, hidden=(6,))
     obs = jax.random.normal(jax.random.key(0), (B, L, 3))

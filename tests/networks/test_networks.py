@@ -94,7 +94,7 @@ def test_describe_names_kind_and_type_of_observation(obs, observations, describe
     assert networks_torso.describe(obs, "auto", observations) == described
 
 
-@pytest.mark.parametrize("kind", ["nature", "impala", "mlp"])
+@pytest.mark.parametrize("kind", ["nature", slow("impala"), "mlp"])
 def test_channels_first_image_has_output_of_channels_last_image(kind):
     """The oracle is the network for channels last, with the same parameters and the transposed image."""
     first, last = spec(3, 40, 36, dtype=jnp.uint8), spec(40, 36, 3, dtype=jnp.uint8)

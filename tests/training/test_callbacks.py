@@ -130,6 +130,7 @@ def test_resumed_run_accepts_callbacks(tmp_path):
     assert notes.states[0].env_steps > 640 and len(notes.summaries) == 1
 
 
+@pytest.mark.slow
 def test_stop_at_last_step_leaves_status_done(tmp_path, capsys):
     run = fit(tmp_path / "run", StopAt("on_evaluation", 1600), log_level="info")
     assert run.summary["status"] == "done" and "stopping early" not in capsys.readouterr().out

@@ -588,6 +588,7 @@ def test_resume_rejects_changes_of_options_that_affect_results(options, words, u
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != locks.LOCK}
 
 
+@pytest.mark.slow
 def test_resume_accepts_changed_logging_and_checkpoint_options(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     stop_after(monkeypatch, 700)
@@ -1072,7 +1073,8 @@ def test_the_same_seed_gives_the_same_bits_in_another_process(name, tmp_path, un
     same(tmp_path / name, unbroken(name))
 
 
-@pytest.mark.parametrize("name", mark_slow(["pqn", "seeds"], "seeds"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pqn", "seeds"])
 def test_the_same_seed_gives_the_same_bits_in_the_same_process(name, tmp_path, unbroken):
     fit(tmp_path / name, name)
     same(tmp_path / name, unbroken(name))
