@@ -491,7 +491,7 @@ def test_uint8_images_are_divided_by_255_and_other_inputs_are_not(obs, dtype, sc
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["impala", "minatar", "mlp"])
+@pytest.mark.parametrize("kind", [slow("impala"), "minatar", "mlp"])
 def test_uint8_255_equals_float_1_for_every_kind(kind):
     """The image is too small for the nature network, or is part of a dict."""
     within = (lambda x: {"part": x}) if kind == "mlp" else lambda x: x
@@ -502,7 +502,7 @@ def test_uint8_255_equals_float_1_for_every_kind(kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["nature", "impala", "minatar", "mlp"])
+@pytest.mark.parametrize("kind", ["nature", slow("impala"), "minatar", "mlp"])
 def test_float_input_of_image_network_is_not_divided_by_255(kind):
     """PPO passes standardized float32 observations to networks for uint8 images."""
     bytes_, floats = (
