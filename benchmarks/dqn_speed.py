@@ -16,8 +16,8 @@ from functools import partial
 import jax
 import numpy as np
 import side_by_side
-
 from jaxrl_fast.agents.configs import common, dqn
+
 from jaxrl_fast.config import load
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int

@@ -21,8 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 import side_by_side
-
 from jaxrl_fast.agents.configs.common import rollout_length
+
 from jaxrl_fast.config import load
 from jaxrl_fast.kernels.build import KERNELS, VARIABLE
 from jaxrl_fast.parallel.program import Program

@@ -24,9 +24,9 @@ from dataclasses import replace
 
 import numpy as np
 import side_by_side
+from jaxrl_fast.agents.configs import common
 from side_by_side import timed
 
-from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.parallel import program

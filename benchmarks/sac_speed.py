@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import side_by_side
-
 from jaxrl_fast.agents.configs import common, sac
+
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from jaxrl_fast.agents.configs import common
+
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import fingerprint

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
 
 import jaxrl_fast
 from jaxrl_fast import envs
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.names import ELSEWHERE
-from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
 from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision

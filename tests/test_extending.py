@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 from jax import ShapeDtypeStruct
+from jaxrl_fast.agents.configs import CONFIGS
 
 from jaxrl_fast import agents, loop, networks, replay
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.networks.ensemble import ensemble
 from jaxrl_fast.rl import distributions, off_policy
 from jaxrl_fast.training import evaluator

@@ -276,7 +276,7 @@ def learn_rollouts(algo, kind="uniform", poison=None, seed=0):
 
 @pytest.mark.parametrize(
     ("algo", "kind"),
-    [("sac", "uniform"), ("td3", "uniform"), slow("sac", "prioritized"), slow("td3", "prioritized")],
+    [slow("sac", "uniform"), ("td3", "uniform"), slow("sac", "prioritized"), slow("td3", "prioritized")],
 )
 @pytest.mark.parametrize("poison", [np.nan, 1e6])
 def test_reset_rows_do_not_affect_learning(algo, kind, poison):
@@ -287,7 +287,7 @@ def test_reset_rows_do_not_affect_learning(algo, kind, poison):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learned(clean)))
 
 
-@each_rule
+@pytest.mark.parametrize("algo", [slow("sac"), "td3"])
 def test_observation_statistics_exclude_reset_rows(algo):
     """The oracle is an agent without normalization that learns from observations normalized with numpy."""
     options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5)
@@ -311,6 +311,7 @@ def test_observation_statistics_exclude_reset_rows(algo):
     close(act(normalizing, state, obs), act(plain, wanted, by_numpy))
 
 
+@pytest.mark.slow
 @each_rule
 def test_observations_in_replay_are_normalized_by_current_statistics(algo):
     """No gradient step follows the first of two rollouts. The oracle is an agent that is given normalized ones."""
@@ -463,7 +464,8 @@ def test_agent_learns_continuous_action(algo):
     np.testing.assert_allclose(value([[1], [1]], [[0.5], [0]])[0], [1, 0.75], atol=0.1)
 
 
-@pytest.mark.parametrize("algo", ["sac", slow("td3"), slow("ddpg")])
+@pytest.mark.slow
+@each_algorithm
 def test_agent_learns_continuous_action_that_depends_on_observation(algo):
     """SAC's target entropy of -1 is about the entropy at a standard deviation of 0.1."""
     greedy, _ = trained(algo, probes.continuous_action_of_observation(8), 150)

@@ -13,7 +13,7 @@ from jaxrl_fast import agents, loop, networks, replay
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Parallelism
-from tests.helpers import probes
+from tests.helpers import probes, slow
 from tests.helpers.agents import CONTINUOUS, LITTLE, SHORT
 from tests.helpers.trees import equations, same_bits
 
@@ -187,7 +187,7 @@ def metrics_of_run(algo, num_shards=1):
     return {name: x[0] for name, x in metrics.items()}
 
 
-@each_algorithm
+@pytest.mark.parametrize("algo", [slow(algo) if algo in CONTINUOUS else algo for algo in SMALL])
 def test_annealed_learning_rate_is_linear_in_gradient_steps(algo):
     metrics = metrics_of_run(algo)
     taken = np.cumsum(metrics.get("gradient_steps", [4] * NUM_UPDATES))  # 2 epochs of 2 minibatches
@@ -215,7 +215,7 @@ def test_epsilon_metric_is_mean_over_all_environments(algo, num_shards):
     np.testing.assert_allclose(metrics_of_run(algo, num_shards)["epsilon"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [1, slow(2)])
 def test_replay_size_metric_counts_all_shards(num_shards):
     """Each shard adds 16 steps per update, until the buffer holds 64 steps over all shards."""
     expected = np.minimum(16 * num_shards * np.arange(1, NUM_UPDATES + 1), 64)

@@ -210,6 +210,7 @@ def crossq(algo="td3", **options):
     return make(algo, **config | options)
 
 
+@pytest.mark.slow
 def test_crossq_update_matches_plain_program():
     agent = crossq()
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
@@ -225,6 +226,7 @@ def test_crossq_update_matches_plain_program():
     assert after.learner.target_params == actor_critic.Params((), ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "options"), [slow("sac", {}), ("sac", C51 | dict(policy_delay=3)), slow("ddpg", QUANTILE)]
 )

@@ -339,6 +339,7 @@ def test_config_rejects_traced_option_that_is_no_float(write):
         load.from_keywords(algo=write(text))
 
 
+@pytest.mark.slow
 def test_option_name_may_start_with_no(write, tmp_path):
     """`--no-op-max` is not parsed as a negated flag, also when a run is resumed."""
     with_it = HILL_CLIMBING.replace("    spread: float", "    no_op_max: int = 30\n    spread: float")

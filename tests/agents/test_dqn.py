@@ -494,7 +494,7 @@ def test_each_gradient_step_gets_unique_random_keys(monkeypatch):
     ("probe", "poison", "kind"),
     [
         (probes.constant_reward_terminal, np.nan, "uniform"),
-        (probes.best_action, 1e6, "prioritized"),
+        pytest.param(probes.best_action, 1e6, "prioritized", marks=pytest.mark.slow),
         pytest.param(probes.constant_reward_terminal, np.nan, "prioritized", marks=pytest.mark.slow),
         pytest.param(probes.best_action, 1e6, "uniform", marks=pytest.mark.slow),
     ],
@@ -603,14 +603,16 @@ def test_each_option_learns_delayed_consequence(switch):
         np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
-@pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_truncation_bootstraps_value(n_step):
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, schedule="linear")([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
-@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_termination_does_not_bootstrap(n_step):
     value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, schedule="linear")(
         np.eye(10)

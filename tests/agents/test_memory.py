@@ -30,7 +30,7 @@ def state_and_rollout(agent, env, seed=0):
     return state, probes.experience(env, agent, state)
 
 
-@pytest.mark.parametrize("length", [None, 3, 4])
+@pytest.mark.parametrize("length", [None, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ppo_advantages_values_and_loss_match_loop_per_environment(length):
     """Episodes have 5 steps and rollouts 12, so that episodes end at each position of a sequence."""
     env = probes.remember(4, length=5)
@@ -96,6 +96,7 @@ def test_pqn_targets_match_loop_per_environment():
     np.testing.assert_array_equal(rows.weight, order(steps.valid) * [0, 1, 1, 1])
 
 
+@pytest.mark.slow
 def test_ppo_loss_does_not_depend_on_sequence_length():
     """Each sequence starts with the carry of the rollout, so only the length of backpropagation differs."""
     env = probes.remember(4, length=5)
@@ -109,6 +110,7 @@ def test_ppo_loss_does_not_depend_on_sequence_length():
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "options"),
     [
@@ -132,6 +134,7 @@ def test_memory_solves_task_that_is_unsolvable_without_memory(module, options):
     assert score[options["memory"]["kind"]] == 1.0 and abs(score["none"]) < 0.7, score
 
 
+@pytest.mark.slow
 def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = dict(

@@ -39,23 +39,26 @@ def greedy_action(agent, state, obs):
     return np.asarray(agent.exploit(state, PolicyInput(jnp.asarray(obs, jnp.float32)), (), None).action)
 
 
+@pytest.mark.slow
 def test_truncation_bootstraps_value():
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     agent, state, _ = learn(probes.constant_reward(16), 300)
     np.testing.assert_allclose(value(agent, state, [[1.0]]), 10, atol=0.1)
 
 
+@pytest.mark.slow
 def test_termination_does_not_bootstrap():
     agent, state, _ = learn(probes.constant_reward_terminal(16), 300)
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "obs", "values"),
     [
-        slow(probes.value_of_observation, [[-1], [1]], [-1, 1]),
-        slow(probes.delayed_reward, [[0], [1]], [0.9, 1]),
+        (probes.value_of_observation, [[-1], [1]], [-1, 1]),
+        (probes.delayed_reward, [[0], [1]], [0.9, 1]),
         (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
     ],
 )
@@ -77,7 +80,8 @@ def test_policy_learns_best_discrete_actions(probe, obs, actions):
     np.testing.assert_array_equal(greedy_action(agent, state, obs), actions)
 
 
-@pytest.mark.parametrize("policy", [slow("gaussian"), "tanh"])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["gaussian", "tanh"])
 def test_policy_learns_best_continuous_actions(policy):
     agent, state, _ = learn(probes.continuous_action_of_observation(32), 300, policy=policy, log_std_init=-0.5)
     np.testing.assert_allclose(greedy_action(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
@@ -282,7 +286,8 @@ def test_normalize_advantage_option_standardizes_advantages(normalize_advantage)
 
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(
-    ("slope", "noise", "explained"), [(1.0, 0.0, 1), (0.0, 0.0, 0), (0.5, 0.0, 0.75), (1.0, 1.0, None)]
+    ("slope", "noise", "explained"),
+    [slow(1.0, 0.0, 1), slow(0.0, 0.0, 0), (0.5, 0.0, 0.75), slow(1.0, 1.0, None)],
 )
 def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explained, num_shards):
     """Values explain all, none or half of the target, or have noise in the second environment, with higher targets.
@@ -372,6 +377,7 @@ def test_explore_and_exploit_normalize_observations(action):
         assert not np.allclose(act(plain, without, raw), expected, atol=1e-2), name
 
 
+@pytest.mark.slow
 def test_target_kl_stops_update_early():
     """Without a target, all 16 gradient steps are made; with a tiny one, fewer than 4."""
     env = probes.best_action_of_observation(16)
@@ -408,6 +414,7 @@ def test_adapt_lr_changes_learning_rate_scale_by_measured_kl(approx_kl, scale, e
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_keeps_kl_near_target():
     """Start from a learning rate that is far too large and from one that is far too small."""
     env, found = probes.continuous_action_of_observation(32), {}
@@ -438,6 +445,7 @@ def test_schedule_kl_compares_divergence_with_its_target(target, scale):
     np.testing.assert_allclose([after.lr_scale, metrics["learning_rate"]], [scale, scale * 1e-3], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_ignores_steps_after_early_stop():
     """A tiny target_kl stops at the second of 40 steps, the first at which the rate rises."""
     env = probes.best_action_of_observation(16)

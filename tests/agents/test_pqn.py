@@ -152,12 +152,14 @@ def test_agent_learns_action_that_depends_on_observation():
     np.testing.assert_allclose(value, [[1, -1], [-1, 1]], atol=0.1)
 
 
+@pytest.mark.slow
 def test_truncation_bootstraps_value():
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, learning_rate=1e-2)([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
+@pytest.mark.slow
 def test_termination_does_not_bootstrap():
     value, _ = learn(probes.constant_reward_terminal(8), 300, learning_rate=1e-2)(np.eye(10))
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]

@@ -14,7 +14,7 @@ from jaxrl_fast.agents import actor_critic, sac
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.sac import SAC
 from jaxrl_fast.rl import off_policy
-from tests.helpers import actor_critics
+from tests.helpers import actor_critics, slow
 from tests.helpers.actor_critics import (
     Adam,
     assert_close,
@@ -346,7 +346,8 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
 
 
 @pytest.mark.parametrize(
-    ("learned", "delay", "interval", "moves"), [(True, 1, 1, (1, 2, 3)), (True, 2, 1, (1, 2, 3)), (False, 2, 4, (2,))]
+    ("learned", "delay", "interval", "moves"),
+    [slow(True, 1, 1, (1, 2, 3)), (True, 2, 1, (1, 2, 3)), slow(False, 2, 4, (2,))],
 )
 def test_update_matches_plain_implementation(learned, delay, interval, moves):
     """Three gradient steps, one per two environment steps. Target critics differ from the critics at the start."""

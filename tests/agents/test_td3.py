@@ -207,6 +207,7 @@ def test_policy_and_targets_update_every_policy_delay_gradient_steps(delay):
     assert all((x > 0).all() for x in jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_policy_delay_counts_gradient_steps_across_updates():
     """Three seeds with three gradient steps per update. The policy has made floor(g / 2) steps after g = 1, 4, 7 ..."""
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.1875, policy_delay=2)
@@ -305,7 +306,8 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
 
 
 @pytest.mark.parametrize(
-    ("algo", "delay", "num_critics", "std"), [("td3", 2, 2, 0.4), ("ddpg", 1, 1, 0.0)], ids=["td3", "ddpg"]
+    ("algo", "delay", "num_critics", "std"),
+    [pytest.param("td3", 2, 2, 0.4, id="td3"), slow("ddpg", 1, 1, 0.0, id="ddpg")],
 )
 def test_update_matches_plain_implementation(algo, delay, num_critics, std):
     """Three gradient steps with three environments. Target parameters differ from the parameters at the start."""

@@ -64,6 +64,10 @@ CASES = {  # id, options, protocol, steps
 }
 
 
+FAST = ("lives", "lives and time limit", "vector", "continuous", "a tree, one-hot, text", "dm_control")
+each_case = pytest.mark.parametrize("case", [case if case in FAST else slow(case) for case in CASES])
+
+
 class Game(NamedTuple):
     """A sequence of actions and the time steps that followed."""
 
@@ -109,7 +113,7 @@ def without_denormals(x):
 
 
 @pytest.mark.parametrize("path", ["ffi", slow("callback")])
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_rows_match_envpool_gymnasium_api(case, path):
     game, (obs, rows) = play(case, path), envpool_rows(case)
     stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
@@ -136,7 +140,7 @@ def test_rows_match_envpool_gymnasium_api(case, path):
         np.testing.assert_array_equal(game.steps.score.reward, reward)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_step_after_last_has_reward_zero_and_does_not_end(case):
     steps = play(case, "ffi").steps
     assert steps.last.any(), "the test needs episode ends"
@@ -171,6 +175,7 @@ def test_nan_observation_becomes_zero_only_when_terminated(case, dies, monkeypat
     assert (steps.obs[died] == 0).all() and np.isnan(steps.obs[~died]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_QT, reason="Qt has no package for this architecture")
 def test_procgen_truncates_at_its_own_time_limit():
     """envpool uses max_episode_steps only to label ends. If it were too low, terminations would become truncations."""

@@ -13,7 +13,7 @@ from jaxrl_fast import check, train, video
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import build, env_check
-from tests.helpers import gym_envs
+from tests.helpers import gym_envs, slow
 
 MODULE = "tests.helpers.gym_envs"
 SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, tensorboard=False)
@@ -66,6 +66,7 @@ class Fragile(gym_envs.Walk):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo, async_pools", [("ppo", 0), ("ppo", 2), ("dqn", 0)])
 def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_path, capsys):
     """With DQN, gradient workers wait for the environment that fails."""
@@ -86,6 +87,7 @@ def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_pa
     assert steps == sorted(set(steps)) and steps[-1] == 1280
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
 def test_gradient_workers_learn_what_one_core_learns(tmp_path):
     """To rounding: environments are stepped once, and each worker has the rollout."""
@@ -125,6 +127,7 @@ def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, m
     assert "site-packages" not in traceback and files.read_summary(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_train_command_prints_invalid_observation_without_traceback(tmp_path, capsys):
     options = f"--env {MODULE}:Walk --env-option fault=nan fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
     assert train.main(["ppo", *options.split(), *LINE.split(), "--log-level", "quiet"]) == 1
@@ -173,6 +176,7 @@ def test_run_with_overlapping_async_worker_pools_completes(tmp_path):
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
 
 
+@pytest.mark.slow
 def test_video_shows_rendered_frames(tmp_path, capsys):
     folder = str(tmp_path / "run")
     jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=folder)
@@ -184,6 +188,7 @@ def test_video_shows_rendered_frames(tmp_path, capsys):
         assert shown.n_frames > 2 and white.sum(axis=0).max() >= 240, "the white column of 48 rows, scaled by 5"
 
 
+@pytest.mark.slow
 def test_evaluate_accepts_environment_options(tmp_path):
     run = jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=str(tmp_path / "run"))
     found = run.evaluate(episodes=4, env_options={"limit": 5})
@@ -238,26 +243,26 @@ class Mislabeled(gym_envs.Walk):
         return obs, reward, terminated or truncated, False, info
 
 
-def test_env_check_reports_no_problem_for_correct_environments():
-    for env_id in (f"{MODULE}:Guarded", f"{MODULE}:Mixed", "gymnax/CartPole-v1"):
-        assert problems(env_id) == [], env_id
+@pytest.mark.parametrize("env_id", [f"{MODULE}:Guarded", slow(f"{MODULE}:Mixed"), slow("gymnax/CartPole-v1")])
+def test_env_check_reports_no_problem_for_correct_environments(env_id):
+    assert problems(env_id) == []
 
 
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (Unseeded, "the same seed and actions gave a different first observation"),
-        (Sharing, "an environment gave a different reward in step 2 alone than next to others"),
-        (Endless, "none ended in 800 steps"),
-        (lambda: Mislabeled(size=99), "every episode terminated after 12 steps"),
+        pytest.param(Unseeded, "the same seed and actions gave a different first observation", id="unseeded"),
+        slow(Sharing, "an environment gave a different reward in step 2 alone than next to others", id="sharing"),
+        slow(Endless, "none ended in 800 steps", id="endless"),
+        slow(lambda: Mislabeled(size=99), "every episode terminated after 12 steps", id="mislabeled"),
     ],
-    ids=["unseeded", "sharing", "endless", "mislabeled"],
 )
 def test_env_check_reports_problem_of_faulty_environment(env, says):
     (found,) = problems(env)
     assert says in found
 
 
+@pytest.mark.slow
 def test_check_command_prints_findings_and_returns_exit_status(capsys):
     assert check.main([f"{MODULE}:Walk", "--steps", "100"]) == 0
     lines = capsys.readouterr().out.splitlines()

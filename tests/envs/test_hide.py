@@ -136,6 +136,7 @@ def test_hide_applies_to_async_pools_and_shards():
     assert placement.num_shards == 2 and env.spec.obs.shape == (2,)
 
 
+@pytest.mark.slow
 def test_hide_is_saved_with_run_and_applies_to_policy_and_evaluation(tmp_path):
     """The run also observes the previous action and reward. A video still draws the whole observation."""
     given: dict = dict(env="CartPole-v1", num_envs=2, total_steps=64, tensorboard=False, log_level="quiet")

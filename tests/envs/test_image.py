@@ -18,7 +18,7 @@ from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning
-from tests.helpers import gym_envs, probes
+from tests.helpers import gym_envs, probes, slow
 from tests.helpers.host_envs import random_actions, run
 
 T, N, H, W = 30, 3, 18, 20
@@ -156,7 +156,7 @@ def test_gray_and_resize_on_host_match_device_bitwise(size, new):
 
 
 @pytest.mark.parametrize("shape", [(H, W, 3), (H, W), (3, H, W)])
-@pytest.mark.parametrize("env_workers", [0, 2])
+@pytest.mark.parametrize("env_workers", [0, slow(2)])
 def test_python_environments_change_frames_on_host(shape, env_workers):
     """A pool holds small frames, which are those that the device makes of whole ones."""
     config = HostEnvConfig(seed=(3, 0, 0), workers=Workers(env_workers))
@@ -278,6 +278,7 @@ def test_make_rejects_invalid_image_option_with_one_line_message(env, options, m
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_environment_option_takes_precedence_over_image_option():
     assert envs.make(Gray, 1, gray=0.25).spec.obs.shape == (H, W, 3)
     assert envs.make("envpool/Pong-v5", 1, frame_skip=2).spec.frame_stack == 4

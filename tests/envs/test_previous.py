@@ -112,6 +112,7 @@ def test_previous_multi_discrete_action_is_one_hot_in_nested_observation():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
     """DQN replays the parts. `encode_obs` and the exported policy take the raw index; its encoding is one-hot."""
     given = dict(env="gymnasium/FrozenLake-v1", num_envs=2, total_steps=32, tensorboard=False, log_level="quiet")

@@ -262,6 +262,7 @@ def test_training_counts_quarantined_rows_and_warns(algo, options, tmp_path, cap
     assert "returned NaN or infinity by step" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_stops_when_too_many_rows_are_quarantined(tmp_path):
     problem = f"seed 0: more than 1% of its steps are in quarantine at step .*; {MODULE}:Unstable returns NaN"
     with pytest.raises(FloatingPointError, match=problem):

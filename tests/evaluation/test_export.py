@@ -26,6 +26,7 @@ from jaxrl_fast.kernels import build
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import fields_of, options_of, value_of
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, PolicyInput
+from tests.helpers import slow
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -252,8 +253,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name if name == "pqn" else slow(name) for name in NETWORKS])
 def test_mlp_exports_act_like_run_in_all_formats(name):
     """`_build` compares actions in each format. Also check the size of the module, and that it imports only numpy."""
     algo, env_id, options = NETWORKS[name]
@@ -421,9 +421,7 @@ def functions():
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("network", marks=pytest.mark.slow), "numbers", "choices", "slices", "any", "split"]
-)
+@pytest.mark.parametrize("name", [slow("network"), "numbers", "choices", "slices", "any", "split"])
 def test_onnx_operations_equal_jax(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
@@ -495,7 +493,7 @@ def test_build_rejects_export_that_acts_differently(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("algo", "kind", "to"), [("ppo", "gru", "onnx"), ("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")]
+    ("algo", "kind", "to"), [("ppo", "gru", "onnx"), slow("pqn", "lru", "onnx"), slow("ppo", "lstm", "stablehlo")]
 )
 def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
     """Over three steps, the exported policy with its own memory output returns the actions and carry of the agent."""
@@ -535,7 +533,7 @@ def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
         numpy_mlp.write(saved, function.make(saved, True))
 
 
-@pytest.mark.parametrize("value", ["mean", "c51", "quantile"])
+@pytest.mark.parametrize("value", [slow("mean"), "c51", slow("quantile")])
 def test_npz_of_actor_has_no_atoms_of_critics(value, tmp_path):
     saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value=value)
     exported = _build(saved, Options(to="npz"), tmp_path / "out")

@@ -262,6 +262,7 @@ def test_evaluate_matches_plain_loop(cart):
     assert result["eval_episodes"] == 4 and result["checkpoint"] == trained.checkpoint.name
 
 
+@pytest.mark.slow
 def test_evaluate_reports_each_seed_and_all(two):
     result = two.evaluate(episodes=8)
     assert [each["seed"] for each in result["seeds"]] == [1, 2]
@@ -291,6 +292,7 @@ def test_evaluate_warns_if_file_cannot_be_written(cart, monkeypatch, capsys):
     assert "return" in out and "written" not in out and "could not be written (No such file or directory)" in err
 
 
+@pytest.mark.slow
 def test_evaluate_never_overwrites_file(swing, tmp_path, capsys):
     folder = shutil.copytree(swing.folder, tmp_path / "run")
     assert evaluate.main([str(folder), "--episodes", "2"]) == 0
@@ -341,6 +343,7 @@ def test_video_has_frame_per_observation(cart, tmp_path):
     assert "data:image/gif;base64," in made._repr_html_()
 
 
+@pytest.mark.slow
 def test_stream_episodes_yields_policy_observations(cart):
     """Compare each observation with a gymnax step from the one before."""
     trained = jaxrl_fast.load(cart)
@@ -358,6 +361,7 @@ def test_stream_episodes_yields_policy_observations(cart):
     assert next(moments).length == 0
 
 
+@pytest.mark.slow
 def test_video_command_never_overwrites_default_file(two, tmp_path, capsys):
     folder = shutil.copytree(two.folder, tmp_path / "run")
     for name in ("video.gif", "video-2.gif"):
@@ -400,6 +404,7 @@ def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):
     assert all(size == (600, 226) and fps == 10 and frame.shape == (226, 600, 3) for size, fps, frame in got)
 
 
+@pytest.mark.slow
 def test_evaluation_reports_environment_options_that_differ_from_training(cart):
     result = cart.evaluate(episodes=4, env_options={"max_steps_in_episode": 7})
     assert result["eval_length_mean"] == 7
@@ -409,6 +414,7 @@ def test_evaluation_reports_environment_options_that_differ_from_training(cart):
     assert same["differs_from_training"] == {} and "not as trained" not in evaluate.lines(same)[0]
 
 
+@pytest.mark.slow
 def test_open_env_rejects_environment_options_that_change_observations(tmp_path):
     content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": "dqn2015", "meta": {"format": 3}}
     (tmp_path / "config.yaml").write_text(json.dumps(content))
@@ -507,12 +513,14 @@ def leaving(place):
     return "leaving"
 
 
+@pytest.mark.slow
 def test_load_finds_relative_folder_of_environment_that_changes_directory(leaving, place, monkeypatch):
     monkeypatch.chdir(place)
     trained = jaxrl_fast.load(leaving)
     assert os.getcwd() == "/" and trained.checkpoint.parts[:2] == (leaving, "checkpoints")
 
 
+@pytest.mark.slow
 def test_evaluate_prints_relative_path_when_environment_changes_directory(leaving, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert evaluate.main([leaving, "--episodes", "1"]) == 0
@@ -520,6 +528,7 @@ def test_evaluate_prints_relative_path_when_environment_changes_directory(leavin
     assert os.getcwd() == "/" and (place / leaving / "evaluation.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["", "mine.gif"])
 def test_video_is_relative_to_first_directory_when_environment_changes_it(out, leaving, place, monkeypatch, capsys):
     black = render.Renderer(lambda obs: np.zeros((8, 8, 3), np.uint8), 30)

@@ -80,7 +80,8 @@ def test_default_prng_impl_does_not_change_initial_state(implementation):
     assert len(np.unique(obs.reshape(-1, 4), axis=0)) == 3 * 16
 
 
-@pytest.mark.parametrize(("num_seeds", "num_shards"), [slow(1, 2), (3, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_seeds", "num_shards"), [(1, 2), (3, 1)])
 def test_empty_arrays_in_env_state_do_not_change_training(num_seeds, num_shards):
     """The state of a custom environment has an array without elements, which stays in the train state."""
     env = probes.best_action_of_observation(4)

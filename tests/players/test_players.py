@@ -18,7 +18,7 @@ from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
 from jaxrl_fast.training import env_check, evaluator
 from jaxrl_fast.types import Agent, AgentPlayers, Decision, Discrete, PolicyInput
-from tests.helpers import runs
+from tests.helpers import runs, slow
 from tests.helpers.trees import same_bits
 
 N = 4
@@ -74,6 +74,7 @@ def numpy_rows(tree, axis, player):
     return jax.tree.map(lambda x: np.take(np.asarray(x), own, axis), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", SMALL)
 def test_independent_players_equal_single_agents(algo):
     env = envs.make(Decoupled, N)
@@ -127,6 +128,7 @@ def test_independent_players_have_different_noise_and_parameters():
     assert kernels and not any(np.allclose(x[0], x[1]) for x in kernels)
 
 
+@pytest.mark.slow
 def test_shared_policy_observes_one_hot_player_number():
     env = envs.make(Three, 2)
     agent = make("ppo", "shared", env)
@@ -144,6 +146,7 @@ def test_shared_policy_observes_one_hot_player_number():
         )
 
 
+@pytest.mark.slow
 def test_check_counts_steps_of_episodes_not_of_players():
     found = env_check.check(Decoupled, env_check.Options(algo="none", steps=30))
     texts = {finding.text.split()[0]: finding.text for finding in found}
@@ -172,6 +175,7 @@ class TestSelfPlay:
         assert self_play.opponent_rows(8).tolist() == [4, 1, 6, 3]
         assert self_play.is_learner(8).tolist() == [True, False, True, False, False, True, False, True]
 
+    @pytest.mark.slow
     def test_opponent_acts_with_selected_snapshot(self):
         agent, inner = make("ppo", "self-play", self.env), make("ppo", "shared", self.env)
         state = agent.init(jax.random.key(0))
@@ -387,6 +391,7 @@ class TestPlayersWithSeparateEnds:
             assert float(scores[f"return_sum/{player}"]) == value
         assert float(scores["return_sum"]) == pytest.approx(returns.mean())
 
+    @pytest.mark.slow
     def test_replay_marks_steps_of_waiting_players_as_invalid(self):
         env = envs.make(Lives, N)
         agent = make("dqn", "independent", env)
@@ -408,7 +413,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(after.discount.reshape(3, N)[:2], (lifetime > 2)[:2])
         assert (after.discount.reshape(3, N)[2] == 1).all()
 
-    @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), ("dqn", "independent")])
+    @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), slow("dqn", "independent")])
     def test_learner_stays_finite_when_waiting_players_observe_nan(self, algo, mode):
         class Gone(Lives):
             def observe(self, lifetime, time):
@@ -438,6 +443,7 @@ class TestPlayersWithSeparateEnds:
             rewarded = np.clip(lifetime[2] - taken + 2, 0, 2)
             np.testing.assert_array_equal(after.reward.reshape(3, N)[2], 3.0 * rewarded)
 
+    @pytest.mark.slow
     def test_evaluation_ends_when_one_player_waits_for_another_that_never_ends(self, monkeypatch):
         """The return of the one who waits counts, and so does that of the other at the most steps, 8."""
 
@@ -466,6 +472,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(now.episodes.length[:, 0], [2, 2, 8, 8])
         np.testing.assert_array_equal(now.episodes.finished, 1)
 
+    @pytest.mark.slow
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
         ends = next(text for text in found if text.startswith("episodes"))

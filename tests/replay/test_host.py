@@ -268,6 +268,7 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
+@pytest.mark.slow
 def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_path):
     """The ring is filled four times, and a run resumes from its files.
 
@@ -281,6 +282,7 @@ def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_p
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
 
 
+@pytest.mark.slow
 def test_damaged_replay_costs_its_checkpoint(tmp_path, capsys):
     """An older intact checkpoint is loaded. Without one, the resume fails in one line, but the policy still loads."""
     folder = tmp_path / "disk"

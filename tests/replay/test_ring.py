@@ -102,6 +102,7 @@ def compare(told, rows, which):
     np.testing.assert_allclose(rows.reward, told.reward[at], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKED)
 @settings(max_examples=2)
 @given(seed=seeds)
@@ -120,7 +121,7 @@ def test_ring_of_single_frames_reads_same_stacks_as_ring_of_whole_stacks(name, s
         same(jax.tree.map(rows, once.rows), jax.tree.map(rows, whole.rows))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n in ("vector", "gray") else slow(n) for n in CASES])
 @settings(max_examples=3)
 @given(seed=seeds)
 def test_draw_finds_only_valid_readable_rows(name, seed):

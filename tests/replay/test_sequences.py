@@ -243,6 +243,7 @@ def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
     assert batch.reset.any() and (np.asarray(batch.weight) == 0).any()
 
 
+@pytest.mark.slow
 def test_dqn_with_memory_solves_memory_probe():
     env = probes.remember(8, length=4)
     options = dict(memory=dict(kind="gru", size=16, sequence_length=12, burn_in=2), hidden_sizes=(16,), batch_size=32,

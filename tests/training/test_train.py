@@ -38,7 +38,7 @@ from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.types import Agent, Decision
 from jaxrl_fast.utils import compile_cache, devices, locks, signals
-from tests.helpers import probes, run_chunks_by
+from tests.helpers import probes, run_chunks_by, slow
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -134,6 +134,7 @@ def test_chunks_are_longer_if_each_copies_large_state(keeps_state, expected):
     assert dispatcher.Dispatcher(copying, state, num_seeds=1).chunk_s == expected * dispatcher.CHUNK_S
 
 
+@pytest.mark.slow
 def test_chunk_duration_affects_only_recorded_times(tmp_path, monkeypatch):
     line = "--log-every 88 --eval-every 132"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
@@ -449,7 +450,7 @@ def test_device_arrays_do_not_accumulate_over_chunks(tmp_path, monkeypatch):
     assert len(alive) == 30 and alive[-2] <= alive[4]
 
 
-@pytest.mark.parametrize("seeds", ["", "--num-seeds 5"])
+@pytest.mark.parametrize("seeds", ["", slow("--num-seeds 5")])
 def test_training_makes_no_implicit_host_device_transfers(seeds, tmp_path, monkeypatch):
     """A transfer of a number to the device or back in every chunk would make the device wait."""
     train_, moved = trainer.Trainer.train, []
@@ -627,7 +628,7 @@ def test_dqn_prints_gradient_steps_and_memory_before_compiling(tmp_path, monkeyp
     assert "parameters 147.6 kB" in sizes and "replay 3.0 MB" in sizes and "24.0 GB free" in sizes
 
 
-@pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
+@pytest.mark.parametrize(("line", "kept"), [("", True), slow("--no-compile-cache", False)])
 def test_train_caches_compiled_programs_by_default(line, kept, tmp_path, monkeypatch, capsys):
     before = jax.config.values["jax_compilation_cache_dir"]
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)  # for any compile time
@@ -843,6 +844,7 @@ def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
         jaxrl_fast.fit("ppo_cartpole", dry_run=True)
 
 
+@pytest.mark.slow
 def test_summary_failure_is_error_raised_by_environment(tmp_path):
     """JAX reports the traceback of a callback, with the error in its last line."""
 
@@ -906,7 +908,7 @@ def test_peak_memory_excludes_parent_process():
     assert 5_000 < int(done.stdout) < 100_000
 
 
-@pytest.mark.parametrize(("variable", "number"), [("", None), ("1", 1), ("3", 3)])
+@pytest.mark.parametrize(("variable", "number"), [("", None), ("3", 3)])
 def test_jax_num_cpu_devices_variable_sets_number_of_devices(variable, number):
     """Use a subprocess, since JAX reads the variable once."""
     script = "import jax; from jaxrl_fast.utils import devices; devices.configure_cpu_devices(); "
