@@ -59,7 +59,9 @@ def main():
     parser.add_argument("--threads", type=int, default=0, help="threads of the emulator; 0: one per core")
     parser.add_argument("--async-pools", default="0,1,2", help="pools that step while the policy computes; 0: none")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="contenders to time")
-    parser.add_argument("--host-bridge", default="auto", help="how programs call the emulators: auto, ffi or callback")
+    parser.add_argument(
+        "--host.bridge", dest="bridge", default="auto", help="how programs call the emulators: auto, ffi or callback"
+    )
     parser.add_argument("--output", default="")
     parser.add_argument("--append", action="store_true", help="keep the cases that the output has already")
     args = parser.parse_args()
@@ -93,7 +95,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
                 "num_envs": num_envs,
                 "num_shards": placement.num_shards,
                 "threads": args.threads,
-                "pool_path": args.host_bridge,
+                "pool_path": args.bridge,
                 "rounds": sum(len(speeds) == len(makers) for speeds in rounds),
                 **medians(rounds),
             }
@@ -150,9 +152,7 @@ def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bo
         args.preset,
         num_envs=num_envs,
         env_options=threads,
-        async_pools=in_flight,
-        overlap=overlap,
-        host_bridge=args.host_bridge,
+        host={"async_pools": in_flight, "overlap": overlap, "bridge": args.bridge},
     )
     settings, *of_shard = build.build(settings, agents.load(settings.algo), 1000)
     options = settings.options

@@ -16,9 +16,10 @@ from functools import partial
 import jax
 import numpy as np
 import side_by_side
-from jaxrl_fast.agents.configs import common, dqn
 
 from jaxrl_fast.config import load
+from jaxrl_fast.options import DQN
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int
 
@@ -26,14 +27,12 @@ devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
 import plain_dqn  # noqa: E402
 
 PRESET = dict(
-    buffer_size=plain_dqn.CAPACITY,
     batch_size=plain_dqn.BATCH,
     replay_ratio=1 / plain_dqn.TRAIN_EVERY,
     learning_starts=plain_dqn.START,
-    epsilon_steps=plain_dqn.EPSILON_STEPS,
-    max_grad_norm=0.0,
-    hidden_sizes=(120, 84),
-    kernel_init="lecun_normal",  # flax's default, as in the plain program
+    explore={"steps": plain_dqn.EPSILON_STEPS},
+    optimizer={"max_grad_norm": 0.0},
+    network={"hidden_sizes": (120, 84), "kernel_init": "lecun_normal"},  # flax's kernels, as in the plain program
 )
 MIN_ROLLOUTS, TRIAL = 8, 2_048  # rollouts in the replay buffer; environment steps of the first, uncounted timing
 
@@ -64,14 +63,15 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
     """
     capacity = max(plain_dqn.CAPACITY, 4 * num_envs)
     rate_guess = 30_000 if jax.default_backend() == "cpu" else 300_000
-    preset = PRESET | {"buffer_size": capacity, "target_update_interval": max(plain_dqn.TARGET_EVERY, num_envs)}
-    length = common.rollout_length(dqn.DQN(**preset), num_envs)
+    interval = max(plain_dqn.TARGET_EVERY, num_envs)
+    preset = PRESET | {"replay": {"size": capacity}, "target": {"interval": interval}}
+    length = configure(DQN, **preset).length(num_envs)
     num_updates = max(30, round((plain_dqn.START + rate_guess * seconds) / (num_envs * length)))
     num_steps = num_updates * length * num_envs
     train = plain_dqn.make(num_envs, num_updates * length, capacity)
     plain = jax.jit(train).lower(jax.random.key(0)).compile()
     ours, num_shards = side_by_side.build(
-        num_updates, algo="dqn", env="CartPole-v1", num_envs=num_envs, agent=preset, total_steps=num_steps
+        num_updates, algo="dqn", env="CartPole-v1", num_envs=num_envs, total_steps=num_steps, **preset
     )
     measured = side_by_side.compare(plain, ours, num_updates, num_steps, rounds)
     return {"num_envs": num_envs, "rollout_length": length, "shards": num_shards} | measured
@@ -83,13 +83,11 @@ def measure_preset(preset: str, num_envs: int, rounds: int, seconds: float) -> d
     A short uncounted timing determines how many updates take the given seconds.
     """
     settings = load.from_keywords(preset, num_envs=num_envs)
-    length = common.rollout_length(settings.agent, num_envs)
-    per_update, capacity = length * num_envs, max(settings.agent.buffer_size, MIN_ROLLOUTS * length * num_envs)
+    length = settings.agent.length(num_envs)
+    per_update, capacity = length * num_envs, max(settings.agent.replay.size, MIN_ROLLOUTS * length * num_envs)
     before = -(-settings.agent.first_learning(num_envs) // per_update)
     num_updates = max(settings.options.total_steps // per_update, before + 1)
-    ours, num_shards = side_by_side.build(
-        num_updates, preset=preset, num_envs=num_envs, agent={"buffer_size": capacity}
-    )
+    ours, num_shards = side_by_side.build(num_updates, preset=preset, num_envs=num_envs, replay={"size": capacity})
     probe = max(1, TRIAL // per_update)
     num_updates = max(1, round(probe * seconds / side_by_side.timed(ours, np.int32(0), probe, before)[0]))
     speeds = []

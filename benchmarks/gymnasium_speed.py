@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--contender", default="", help=argparse.SUPPRESS)  # in a child process
     args = parser.parse_args()
     if args.contender:
-        more = {"env_workers": args.workers, "devices": 1} if args.contender == "ours_workers" else {}
+        more = {"host": {"workers": args.workers}, "devices": 1} if args.contender == "ours_workers" else {}
         print(json.dumps(CONTENDERS[args.contender](args.tasks, int(args.num_envs), args.seconds, **more)))
         return
     import side_by_side
@@ -115,11 +115,12 @@ def ours(task: str, num_envs: int, seconds: float, **options) -> float:
     import jaxrl_fast
 
     agent = dict(rollout_length=ROLLOUT, num_minibatches=MINIBATCHES, num_epochs=EPOCHS, hidden_sizes=HIDDEN)
-    agent |= dict(learning_rate=RATE, anneal_lr=False)
+    agent |= dict(learning_rate=RATE, schedule="constant")
     env = make_task(task) if task == "sleeping" else task
-    quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, agent=agent, algo="ppo", save_every="0")
+    quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, algo="ppo", save_every="0") | agent
     update = ROLLOUT * num_envs
-    guess = GUESSES[task][0] * (min(options.get("env_workers", num_envs), num_envs) if task == "sleeping" else 1)
+    workers = options.get("host", {}).get("workers", num_envs)
+    guess = GUESSES[task][0] * (min(workers, num_envs) if task == "sleeping" else 1)
     steps = max(int(guess * seconds) // update, MIN_UPDATES) * update
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(env=env, num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet, **options)
@@ -189,7 +190,7 @@ def network_alone(task: str, num_envs: int, seconds: float) -> float:
     import jaxrl_fast
 
     agent = dict(rollout_length=ROLLOUT, num_minibatches=MINIBATCHES, num_epochs=EPOCHS, hidden_sizes=HIDDEN)
-    quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, agent=agent, algo="ppo", save_every="0")
+    quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, algo="ppo", save_every="0") | agent
     with tempfile.TemporaryDirectory() as folder:
         steps = max(int(2e5 * seconds) // (ROLLOUT * num_envs), 2) * ROLLOUT * num_envs
         run = jaxrl_fast.fit(env=Still(), num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet)
@@ -236,7 +237,7 @@ def crossing() -> dict:
 
 CONTENDERS = {
     "ours": ours,
-    "ours_one_process": lambda *task: ours(*task, env_workers=0),
+    "ours_one_process": lambda *task: ours(*task, host={"workers": 0}),
     "ours_workers": ours,
     "sb3_dummy": lambda *task: sb3(*task, "dummy"),
     "sb3_subproc": lambda *task: sb3(*task, "subproc"),

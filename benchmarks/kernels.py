@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import numpy as np
 import side_by_side
-from jaxrl_fast.agents.configs.common import rollout_length
 
 from jaxrl_fast.config import load
 from jaxrl_fast.kernels.build import KERNELS, VARIABLE
@@ -74,8 +73,8 @@ def measure(row: str, variants: list[str], rounds: int, seconds: float) -> dict:
     """Return speeds and ratios of the variants of a row."""
     settings = load.from_keywords(**ROWS[row])
     num_envs = int(settings.options.num_envs)
-    per_update = num_envs * rollout_length(settings.agent, num_envs)
-    first_learning = getattr(settings.agent, "first_learning", lambda num_envs: 0)(num_envs)  # in environment steps
+    per_update = num_envs * settings.agent.length(num_envs)
+    first_learning = settings.agent.first_learning(num_envs)  # in environment steps
     before = -(-first_learning // per_update)
     runs = {}
     for name in variants:

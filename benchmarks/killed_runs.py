@@ -28,13 +28,12 @@ PAUSE_S = 0.004  # pause after each update, which slows the run so that it can b
 CLOCKS = ("wall_time_s", "train_time_s", "env_steps_per_s")
 COMMON = dict(env="CartPole-v1", num_envs=8, total_steps=200_000, eval_every=20_000, eval_episodes=8, log_every=1000)
 COMMON |= dict(save_every=1500, tensorboard=False, log_level="quiet")
-RAINBOW = dict(value_head="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, dueling=True)
+RAINBOW = dict(value={"kind": "c51", "atoms": 7}, noisy=True, double=True, dueling=True)
+RAINBOW |= dict(replay={"kind": "prioritized", "size": 4096, "n_step": 3})
 RUNS = {
-    "ppo": dict(agent=dict(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)),
-    "dqn": dict(
-        agent=RAINBOW | dict(rollout_length=8, buffer_size=4096, batch_size=16, learning_starts=64, hidden_sizes=(8,))
-    ),
-    "pqn": dict(agent=dict(rollout_length=8, hidden_sizes=(8,))),
+    "ppo": dict(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, rewards="normalized"),
+    "dqn": RAINBOW | dict(rollout_length=8, batch_size=16, learning_starts=64, hidden_sizes=(8,)),
+    "pqn": dict(rollout_length=8, hidden_sizes=(8,)),
 }
 
 

@@ -33,11 +33,11 @@ from jaxrl_fast.types import Box
 from jaxrl_fast.utils import files
 
 KEPT = Path(__file__).parent / "results" / "learning.json"
-REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # all other defaults are CleanRL's
+REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000}  # all other defaults are CleanRL's
 MEMORY_CHAIN = {  # without memory
     "algo": "ppo", "env": "MemoryChain-bsuite", "env_options": {"memory_length": 100}, "num_envs": 32,
     "total_steps": 300_000, "solved_threshold": 0.9,
-    "agent": {"hidden_sizes": [64], "num_epochs": 16, "learning_rate": 1e-3, "gamma": 0.999, "entropy_coef": 0},
+    "network": {"hidden_sizes": [64]}, "num_epochs": 16, "learning_rate": 1e-3, "gamma": 0.999, "entropy_coef": 0,
 }  # fmt: skip
 EXTRA = {
     "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved_threshold": 475, **REFERENCE_PPO},
@@ -45,31 +45,26 @@ EXTRA = {
     "ppo_pendulum_500k": {"preset": "ppo_pendulum", "total_steps": 500_000},
     # The same agents without memory.
     "ppo_cartpole_no_velocity_mlp": {
-        "algo": "ppo", "env": "CartPole-v1", "hide": [1, 3], "num_envs": 8, "total_steps": 100_000,
+        "algo": "ppo", "env": "CartPole-v1", "wrap": ["hide=1", "hide=3"], "num_envs": 8, "total_steps": 100_000,
         "solved_threshold": 475,
-        "agent": {
-            "hidden_sizes": [64], "num_epochs": 10, "learning_rate": 1e-3, "gamma": 0.98, "entropy_coef": 0,
-            "normalize_observations": True, "normalize_rewards": True,
-        },
+        "network": {"hidden_sizes": [64]}, "num_epochs": 10, "learning_rate": 1e-3, "gamma": 0.98, "entropy_coef": 0,
+        "normalize_observations": True, "rewards": "normalized",
     },
     "ppo_pendulum_no_velocity_mlp": {
-        "algo": "ppo", "env": "Pendulum-v1", "hide": [2], "num_envs": 8, "total_steps": 100_000,
+        "algo": "ppo", "env": "Pendulum-v1", "wrap": ["hide=2"], "num_envs": 8, "total_steps": 100_000,
         "solved_threshold": -200,
-        "agent": {
-            "hidden_sizes": [64], "rollout_length": 256, "num_minibatches": 16, "num_epochs": 10,
-            "learning_rate": 1e-3, "gamma": 0.95, "entropy_coef": 0, "log_std_init": 0.2,
-            "normalize_observations": True, "normalize_rewards": True,
-        },
+        "network": {"hidden_sizes": [64]}, "rollout_length": 256, "num_minibatches": 16, "num_epochs": 10,
+        "learning_rate": 1e-3, "gamma": 0.95, "entropy_coef": 0, "policy": {"log_std_init": 0.2},
+        "normalize_observations": True, "rewards": "normalized",
     },
     "ppo_mountain_car_continuous_no_velocity_mlp": {
-        "algo": "ppo", "env": "MountainCarContinuous-v0", "hide": [1], "num_envs": 8, "total_steps": 300_000,
+        "algo": "ppo", "env": "MountainCarContinuous-v0", "wrap": ["hide=1"], "num_envs": 8, "total_steps": 300_000,
         "solved_threshold": 90,
-        "agent": {
-            "hidden_sizes": [64], "gsde": True, "sde_sample_freq": 8, "rollout_length": 1024, "num_minibatches": 32,
-            "num_epochs": 10, "learning_rate": 2e-4, "anneal_lr": False, "gamma": 0.9999, "gae_lambda": 0.9,
-            "clip_coef": 0.1, "clip_vloss": False, "entropy_coef": 0.00429, "value_coef": 0.19, "max_grad_norm": 5.0,
-            "normalize_observations": True, "normalize_rewards": True,
-        },
+        "network": {"hidden_sizes": [64]}, "policy": {"kind": "gsde", "sample_freq": 8},
+        "rollout_length": 1024, "num_minibatches": 32, "num_epochs": 10, "learning_rate": 2e-4, "schedule": "constant",
+        "gamma": 0.9999, "gae_lambda": 0.9, "clip_coef": 0.1, "clip_vloss": False, "entropy_coef": 0.00429,
+        "value_coef": 0.19, "optimizer": {"max_grad_norm": 5.0},
+        "normalize_observations": True, "rewards": "normalized",
     },
     "ppo_memory_chain_mlp": MEMORY_CHAIN,
     "ppo_memory_chain_30": {"preset": "ppo_memory_chain", "total_steps": 100_000, "env_options": {"memory_length": 30}},
@@ -78,63 +73,56 @@ EXTRA = {
     "ppo_memory_chain_10_mlp": MEMORY_CHAIN | {"total_steps": 100_000, "env_options": {"memory_length": 10}},
     "ppo_simple_spread": {  # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml, of fewer steps; needs jaxrl_fast[marl]
         "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
-        "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
+        "total_steps": 1_000_000, "wrap": ["time-limit"], "solved_threshold": None,
     },
     "ppo_craftax_gru": {  # needs jaxrl_fast[craftax]; the largest return is 226
         "algo": "ppo", "env": "craftax/Craftax-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
         "eval_episodes": 16,
-        "agent": {
-            "hidden_sizes": [256], "memory": "gru", "memory_size": 256, "activation": "relu", "rollout_length": 64,
-            "num_minibatches": 8, "gae_lambda": 0.8, "learning_rate": 3e-4, "max_grad_norm": 1.0,
-        },
+        "network": {"hidden_sizes": [256], "activation": "relu"}, "memory": {"kind": "gru", "size": 256},
+        "rollout_length": 64, "num_minibatches": 8, "gae_lambda": 0.8, "learning_rate": 3e-4,
+        "optimizer": {"max_grad_norm": 1.0},
     },
     "ppo_paddles_frames": {  # the settings of ppo_pong_small; a mean return above 0 beats the script
         "algo": "ppo", "env": "games/Paddles", "num_envs": 16, "total_steps": 1_000_000, "solved_threshold": 0,
         "env_options": {"opponent": "scripted", "observation": "image", "frame_stack": 4},
-        "agent": {
-            "rollout_length": 64, "num_minibatches": 4, "num_epochs": 4, "learning_rate": 1e-3, "clip_coef": 0.2,
-            "clip_vloss": False, "entropy_coef": 0.02, "clip_rewards": True, "network": "dqn2013",
-        },
+        "rollout_length": 64, "num_minibatches": 4, "num_epochs": 4, "learning_rate": 1e-3, "clip_coef": 0.2,
+        "clip_vloss": False, "entropy_coef": 0.02, "rewards": "sign", "network": "dqn2013",
     },
     # The settings of rl-baselines3-zoo, whose PPO scored 242.1 on LunarLander-v2 after 1M steps (one run).
     "ppo_lunar_lander": {
         "algo": "ppo", "env": "gymnasium/LunarLander-v3", "num_envs": 16, "total_steps": 1_000_000,
-        "agent": {
-            "rollout_length": 1024, "num_minibatches": 256, "num_epochs": 4, "learning_rate": 3e-4, "gamma": 0.999,
-            "gae_lambda": 0.98, "entropy_coef": 0.01, "anneal_lr": False, "clip_vloss": False,
-        },
+        "rollout_length": 1024, "num_minibatches": 256, "num_epochs": 4, "learning_rate": 3e-4, "gamma": 0.999,
+        "gae_lambda": 0.98, "entropy_coef": 0.01, "schedule": "constant", "clip_vloss": False,
     },
     # One environment of each suite.
     "suite_navix": {
         "algo": "ppo", "env": "navix/Navix-Empty-8x8-v0", "env_options": {"observation_fn": "symbolic_first_person"},
-        "num_envs": 64, "total_steps": 500_000, "agent": {"network": "mlp"},
+        "num_envs": 64, "total_steps": 500_000, "network": "mlp",
     },
     "suite_pgx": {
-        "algo": "ppo", "env": "pgx/tic_tac_toe", "num_envs": 64, "total_steps": 1_000_000, "agent": {"network": "mlp"},
+        "algo": "ppo", "env": "pgx/tic_tac_toe", "num_envs": 64, "total_steps": 1_000_000, "network": "mlp",
     },
     "suite_jumanji": {
         "algo": "ppo", "env": "jumanji/Snake-v1", "env_options": {"num_rows": 6, "num_cols": 6}, "num_envs": 64,
-        "total_steps": 1_000_000, "agent": {"network": "mlp"},
+        "total_steps": 1_000_000, "network": "mlp",
     },
     "suite_xminigrid": {
         "algo": "ppo", "env": "xminigrid/MiniGrid-Empty-8x8", "num_envs": 64, "total_steps": 500_000,
-        "agent": {"network": "mlp"},
+        "network": "mlp",
     },
     "suite_brax": {
         "algo": "ppo", "env": "brax/inverted_pendulum", "env_options": {"backend": "spring"}, "num_envs": 64,
         "total_steps": 1_000_000,
-        "agent": {"normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0},
+        "normalize_observations": True, "rewards": "normalized", "entropy_coef": 0,
     },
     "suite_playground": {
         "algo": "ppo", "env": "playground/CartpoleBalance", "num_envs": 64, "total_steps": 2_000_000,
-        "agent": {
-            "normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0, "gamma": 0.995,
-            "num_minibatches": 32,
-        },
+        "normalize_observations": True, "rewards": "normalized", "entropy_coef": 0, "gamma": 0.995,
+        "num_minibatches": 32,
     },
     "suite_craftax": {
         "algo": "ppo", "env": "craftax/Craftax-Classic-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
-        "agent": {"network": "mlp", "hidden_sizes": [256, 256], "rollout_length": 64, "num_minibatches": 8},
+        "network": {"kind": "mlp", "hidden_sizes": [256, 256]}, "rollout_length": 64, "num_minibatches": 8,
     },
 }  # fmt: skip
 SEAQUEST_ENTITIES = 32

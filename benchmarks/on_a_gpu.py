@@ -69,8 +69,13 @@ def check(name: str, minutes: float) -> Step:
 
 
 def training(name: str, words: str, grace: float = 20) -> Step:
-    """Return the step of a training in a separate folder. Words left of `{run}` also apply when it is resumed."""
-    return Step(name, 2, ("-m", "jaxrl_fast.train", "--host-bridge", "{pool_path}", "{run}", *words.split()), grace)
+    """Return the step of a training in a separate folder, in environments on the device."""
+    return Step(name, 2, ("-m", "jaxrl_fast.train", "{run}", *words.split()), grace)
+
+
+def host_training(name: str, words: str, grace: float = 20) -> Step:
+    """Return the step of a training in envpool's environments. Words left of `{run}` also apply when it is resumed."""
+    return Step(name, 2, ("-m", "jaxrl_fast.train", "--host.bridge", "{pool_path}", "{run}", *words.split()), grace)
 
 
 def atari(num_envs: int, minutes: float, ways: str = "0") -> Step:
@@ -78,7 +83,7 @@ def atari(num_envs: int, minutes: float, ways: str = "0") -> Step:
     contenders = "raw,acting,training,network" + (",overlapped" if "," in ways else "")
     words = f"--preset ppo_pong_fast --num-envs {num_envs} --async-pools {ways} --contenders {contenders}"
     return script(
-        f"atari_{num_envs}", minutes, f"{words} --host-bridge {{pool_path}} --rounds 2 --seconds 2", "atari_speed"
+        f"atari_{num_envs}", minutes, f"{words} --host.bridge {{pool_path}} --rounds 2 --seconds 2", "atari_speed"
     )
 
 
@@ -86,7 +91,7 @@ def mujoco(seed: int) -> list[Step]:
     """A seed of each preset of MuJoCo for algorithms with a replay, 1M steps each."""
     names = [f"{algo}_{task}" for task in ("half_cheetah", "hopper", "walker2d", "ant") for algo in CONTROL]
     words = "--config {name} --seed {seed} --save-every 5min --keep-checkpoints 1"
-    return [training(f"{name}_{seed}", words.format(name=name, seed=seed), grace=60) for name in names]
+    return [host_training(f"{name}_{seed}", words.format(name=name, seed=seed), grace=60) for name in names]
 
 
 def five_seeds(name: str, words: str) -> Step:
@@ -104,8 +109,8 @@ CONTROL = ("sac", "td3", "ddpg")
 PARTS = {  # run in the order in which they are named
     "ffi": [check("ffi", 1.5)],
     "atari": [atari(8, 1.5), atari(32, 1.5), atari(128, 3, "0,2"), atari(1024, 3), atari(512, 2)],
-    "pong": [training("pong", "--config ppo_pong_fast --save-every 1min")],
-    "dqn": [training("dqn", "--config dqn_pong_fast --save-every 10min --keep-checkpoints 1", grace=60)],
+    "pong": [host_training("pong", "--config ppo_pong_fast --save-every 1min")],
+    "dqn": [host_training("dqn", "--config dqn_pong_fast --save-every 10min --keep-checkpoints 1", grace=60)],
     "speed": [
         script("ppo_speed", 2, "--num-envs 64,1024,16384,65536 --num-seeds 1,64 --rounds 3 --seconds 1 --no-start-up"),
         script("dqn_speed", 2, "--num-envs 64,1024,4096 --rounds 2 --seconds 1"),
@@ -126,7 +131,7 @@ PARTS = {  # run in the order in which they are named
     "mujoco": [step for seed in range(3) for step in mujoco(seed)],
     "seaquest": [five_seeds(f"seaquest_{algo}", f"--config {algo}_minatar_seaquest") for algo in ("ppo", "pqn", "dqn")],
     "kernel_init": [
-        five_seeds(f"lecun_{algo}_{task}", f"--config {algo}_minatar_{task} --agent.kernel-init lecun_normal")
+        five_seeds(f"lecun_{algo}_{task}", f"--config {algo}_minatar_{task} --network.kernel-init lecun_normal")
         for algo in ("dqn", "rainbow")
         for task in ("breakout", "asterix", "freeway", "space_invaders")
     ],
@@ -381,10 +386,8 @@ def ffi() -> dict:
 SMALL = dict(env="Breakout-MinAtar", num_envs=32, eval_episodes=1, tensorboard=False, log_level="quiet")
 SMALL |= dict(compile_cache=False)
 TRAINED = {
-    "ppo": dict(total_steps=20_480, agent=dict(rollout_length=32, network="minatar")),
-    "dqn": dict(
-        total_steps=8_192, agent=dict(buffer_size=8_192, batch_size=32, learning_starts=512, network="minatar")
-    ),
+    "ppo": dict(total_steps=20_480, rollout_length=32, network="minatar"),
+    "dqn": dict(total_steps=8_192, replay={"size": 8_192}, batch_size=32, learning_starts=512, network="minatar"),
 }
 
 

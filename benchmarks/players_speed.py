@@ -33,7 +33,7 @@ from jaxrl_fast.utils.parsing import parse_int
 CASES = {
     "ppo": dict(algo="ppo", num_envs=64),
     "pqn": dict(algo="pqn", num_envs=64),
-    "dqn": dict(algo="dqn", num_envs=64, agent={"learning_starts": 1024, "buffer_size": 65_536}),
+    "dqn": dict(algo="dqn", num_envs=64, learning_starts=1024, replay={"size": 65_536}),
 }
 TOGETHER = dict(env="games/Paddles", players="independent")
 ALONE = dict(env="games/Paddles", env_options={"opponent": "scripted"})

@@ -20,11 +20,9 @@ rounds, with `least` and `most`.
 import argparse
 import statistics
 import time
-from dataclasses import replace
 
 import numpy as np
 import side_by_side
-from jaxrl_fast.agents.configs import common
 from side_by_side import timed
 
 from jaxrl_fast.config import load
@@ -36,7 +34,7 @@ from jaxrl_fast.utils.parsing import parse_int
 
 CASES = {
     "ppo": dict(algo="ppo", env="CartPole-v1", num_envs=64),
-    "dqn": dict(algo="dqn", env="CartPole-v1", num_envs=64, agent={"learning_starts": 1024, "buffer_size": 16_384}),
+    "dqn": dict(algo="dqn", env="CartPole-v1", num_envs=64, learning_starts=1024, replay={"size": 16_384}),
 }
 CURVES = {
     "ppo CartPole-v1": dict(algo="ppo", env="CartPole-v1"),
@@ -184,9 +182,8 @@ def build(
 ) -> tuple[program.Program, int]:
     """Return the program that a sweep would run for this population, and its number of updates."""
     settings = load.from_keywords(**case | {"total_steps": steps})
-    agent = replace(settings.agent, **population[0].values)
-    options = replace(settings.options, num_seeds=len(population))
-    ready = plan.validate_plan(settings._replace(agent=agent, options=options), population)
+    settings = settings.replace(**population[0].values, num_seeds=len(population))
+    ready = plan.validate_plan(settings, population)
     num_updates, placement = ready.num_updates, ready.placement._replace(num_seeds=len(population))
     placement = placement if sequential_seeds is None else placement._replace(sequential_seeds=sequential_seeds)
     built = program.build(ready.env, ready.agent, num_updates, placement, ready.varied)
@@ -196,7 +193,7 @@ def build(
 def steps_per_update(case: dict, num_envs: int) -> int:
     """Return the environment steps of one update."""
     settings = load.from_keywords(**case | {"num_envs": num_envs})
-    return common.rollout_length(settings.agent, num_envs) * num_envs
+    return settings.agent.length(num_envs) * num_envs
 
 
 def spread(ratios: list[float]) -> dict:

@@ -84,7 +84,7 @@ def memories(kinds: list[str], rounds: int, seconds: float, output: str) -> None
     report, num_envs = side_by_side.Report("ppo_memory_speed", output), 64
     for kind in kinds:
         num_updates = max(10, round(30_000 * seconds / (num_envs * plain_ppo.LENGTH)))
-        agents = {"none": {}, kind: {"memory": kind, "memory_size": 64}}
+        agents = {"none": {}, kind: {"memory": {"kind": kind, "size": 64}}}
         programs = {name: build(num_envs, 1, num_updates, **agent)[0] for name, agent in agents.items()}
         speeds = {name: [] for name in programs}
         for seed in range(-1, rounds):  # round -1 warms up
@@ -99,8 +99,8 @@ def build(num_envs: int, num_seeds: int, num_updates: int, **agent) -> tuple[pro
     """Build the program of jaxrl_fast, with the default hyperparameters, and return its number of devices."""
     total_steps = num_updates * plain_ppo.LENGTH * num_envs
     return side_by_side.build(
-        num_updates, algo="ppo", env="CartPole-v1", num_envs=num_envs, num_seeds=num_seeds, agent=PRESET | agent,
-        total_steps=total_steps,
+        num_updates, algo="ppo", env="CartPole-v1", num_envs=num_envs, num_seeds=num_seeds,
+        total_steps=total_steps, **PRESET, **agent,
     )  # fmt: skip
 
 

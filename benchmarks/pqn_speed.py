@@ -22,8 +22,8 @@ PRESET = dict(
     num_minibatches=plain_pqn.MINIBATCHES,
     num_epochs=plain_pqn.EPOCHS,
     learning_rate=plain_pqn.LEARNING_RATE,
-    epsilon_steps=plain_pqn.EPSILON_STEPS,
-    kernel_init="lecun_normal",  # flax's default, as in the plain program
+    explore={"steps": plain_pqn.EPSILON_STEPS},
+    network={"kernel_init": "lecun_normal"},  # flax's default, as in the plain program
 )
 
 
@@ -48,7 +48,7 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
     num_steps = num_updates * plain_pqn.LENGTH * num_envs
     plain = jax.jit(plain_pqn.make(num_envs, num_updates)).lower(jax.random.key(0)).compile()
     ours, num_shards = side_by_side.build(
-        num_updates, algo="pqn", env="Breakout-MinAtar", num_envs=num_envs, agent=PRESET, total_steps=num_steps
+        num_updates, algo="pqn", env="Breakout-MinAtar", num_envs=num_envs, total_steps=num_steps, **PRESET
     )
     measured = side_by_side.compare(plain, ours, num_updates, num_steps, rounds)
     return {"num_envs": num_envs, "shards": num_shards} | measured

@@ -33,9 +33,9 @@ class Contender:
 
     def __init__(self, store: str, args: argparse.Namespace, folder: Path):
         storage, compression = store.split("-")
-        agent = {"buffer_size": args.capacity, "learning_starts": args.capacity // 2, "replay_storage": storage}
-        agent |= {} if storage == "device" else {"replay_compression": compression}
-        settings = load.from_keywords(args.preset, agent=agent)
+        replay = {"size": args.capacity, "storage": storage}
+        replay |= {} if storage == "device" else {"compression": compression}
+        settings = load.from_keywords(args.preset, replay=replay, learning_starts=args.capacity // 2)
         algorithm = build.load_algorithm(settings)
         settings, env, _, placement = build.build(settings, algorithm, NUM_UPDATES)
         self.agent = build.make_agent(settings.agent, algorithm, env, NUM_UPDATES)

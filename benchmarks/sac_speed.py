@@ -26,8 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import side_by_side
-from jaxrl_fast.agents.configs import common, sac
 
+from jaxrl_fast.options import SAC
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int
 
@@ -35,12 +36,11 @@ devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
 import plain_sac  # noqa: E402
 
 PRESET = dict(
-    buffer_size=plain_sac.CAPACITY,
     batch_size=plain_sac.BATCH,
     learning_starts=plain_sac.START,
     learning_rate=plain_sac.LEARNING_RATE,
     critic_learning_rate=plain_sac.LEARNING_RATE,
-    hidden_sizes=(plain_sac.WIDTH, plain_sac.WIDTH),
+    network={"hidden_sizes": (plain_sac.WIDTH, plain_sac.WIDTH)},
 )
 SBX = """
 import sys, time, json
@@ -84,8 +84,8 @@ def main():
 def sizes(num_envs: int, gradient_steps: int) -> tuple[dict, int, int]:
     """The hyperparameters, the length of a rollout, and the updates in which so many gradient steps are made."""
     start = max(plain_sac.START, 2 * num_envs)
-    preset = PRESET | {"learning_starts": start, "buffer_size": max(plain_sac.CAPACITY, 8 * num_envs)}
-    length = common.rollout_length(sac.SAC(**preset), num_envs)
+    preset = PRESET | {"learning_starts": start, "replay": {"size": max(plain_sac.CAPACITY, 8 * num_envs)}}
+    length = configure(SAC, **preset).length(num_envs)
     return preset, length, -(-(start + gradient_steps) // (num_envs * length))
 
 
@@ -93,10 +93,10 @@ def compare(num_envs: int, gradient_steps: int, rounds: int) -> dict:
     """Time the plain program and jaxrl_fast in turn, for equal numbers of environment steps."""
     preset, length, num_updates = sizes(num_envs, gradient_steps)
     num_steps = num_updates * length * num_envs
-    make = plain_sac.make(num_envs, num_updates * length, preset["learning_starts"], preset["buffer_size"])
+    make = plain_sac.make(num_envs, num_updates * length, preset["learning_starts"], preset["replay"]["size"])
     plain = jax.jit(make).lower(jax.random.key(0)).compile()
     ours, num_devices = side_by_side.build(
-        num_updates, algo="sac", env="Pendulum-v1", num_envs=num_envs, agent=preset, total_steps=num_steps
+        num_updates, algo="sac", env="Pendulum-v1", num_envs=num_envs, total_steps=num_steps, **preset
     )
     measured = side_by_side.compare(plain, ours, num_updates, num_steps, rounds)
     return {"num_envs": num_envs, "rollout_length": length, "devices": num_devices} | measured
@@ -109,7 +109,7 @@ def one(env: str, sizes_of_env: tuple[int, int], gradient_steps: int, rounds: in
     """
     preset, length, _ = sizes(1, gradient_steps)
     num_updates, before = -(-gradient_steps // length), -(-preset["learning_starts"] // length) + 1
-    options = dict(algo="sac", env=env, num_envs=1, agent=preset, total_steps=(num_updates + before) * length)
+    options = dict(algo="sac", env=env, num_envs=1, total_steps=(num_updates + before) * length) | preset
     ours, num_devices = side_by_side.build(num_updates, **options)
     speeds: dict[str, list[float]] = {"ours": [], "sbx": []}
     for seed in range(-1, rounds):  # round -1 warms up
@@ -131,7 +131,7 @@ def one(env: str, sizes_of_env: tuple[int, int], gradient_steps: int, rounds: in
 def population(num_seeds: int, gradient_steps: int, rounds: int) -> dict:
     """Seeds in one program, and as many runs of one seed: seconds of training, in turn."""
     preset, length, num_updates = sizes(16, gradient_steps)
-    options = dict(algo="sac", env="Pendulum-v1", num_envs=16, agent=preset, total_steps=num_updates * length * 16)
+    options = dict(algo="sac", env="Pendulum-v1", num_envs=16, total_steps=num_updates * length * 16) | preset
     many, _ = side_by_side.build(num_updates, num_seeds=num_seeds, **options)
     one, _ = side_by_side.build(num_updates, **options)
     together, in_turn = [], []

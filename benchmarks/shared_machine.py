@@ -25,7 +25,7 @@ import jaxrl_fast
 CASES = {
     "ppo_16": dict(algo="ppo", env="CartPole-v1", num_envs=16),
     "ppo_64": dict(algo="ppo", env="CartPole-v1", num_envs=64),
-    "dqn_64": dict(algo="dqn", env="CartPole-v1", num_envs=64, agent={"learning_starts": 1000}),
+    "dqn_64": dict(algo="dqn", env="CartPole-v1", num_envs=64, learning_starts=1000),
 }
 BUSY = "while True: sum(range(10_000))"  # a program that keeps one core busy
 NUM_RECORDS, WAIT_S = 20, 0.005

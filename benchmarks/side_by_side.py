@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxrl_fast.agents.configs import common
 
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
@@ -123,7 +122,7 @@ def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
 def steps_per_update(**options: Any) -> int:
     """Return the environment steps of an update with these options."""
     settings = load.from_keywords(**options)
-    return common.rollout_length(settings.agent, settings.options.num_envs) * settings.options.num_envs
+    return settings.agent.length(settings.options.num_envs) * settings.options.num_envs
 
 
 def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int = 0) -> tuple[float, dict]:

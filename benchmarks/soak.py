@@ -46,9 +46,9 @@ devices.configure_cpu_devices(1)
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
 BLOCK = 100  # checkpoints whose CPU time is told together
-DQN = dict(algo="dqn", agent={"buffer_size": 16_384, "replay_ratio": 1 / 64})
+DQN = dict(algo="dqn", replay={"size": 16_384}, replay_ratio=1 / 64)
 TASKS = {
-    "ppo": dict(algo="ppo", env="CartPole-v1", agent={"rollout_length": LENGTH}),
+    "ppo": dict(algo="ppo", env="CartPole-v1", rollout_length=LENGTH),
     "dqn": DQN | dict(env="CartPole-v1"),
     "players": DQN | dict(env="games/Paddles", players="independent"),
 }

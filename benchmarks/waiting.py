@@ -1,4 +1,4 @@
-"""Measure the gain of `--async-pools` and `--overlap` where emulators do not use the cores that learn.
+"""Measure the gain of `--host.async-pools` and `--host.overlap` where emulators do not use the cores that learn.
 
     python benchmarks/waiting.py
 
@@ -24,10 +24,11 @@ from jax.experimental import io_callback
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.host import AsyncPools, HostEnv
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Env
 
 ANSWER_S = 0.01
-CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden_sizes=(512, 512))
+CONFIG = configure(ppo.Config, rollout_length=64, num_minibatches=4, num_epochs=8, hidden_sizes=(512, 512))
 
 
 def main():

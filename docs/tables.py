@@ -6,18 +6,14 @@ is built; the same from a terminal:
     python docs/tables.py options ppo
 """
 
-import ast
-import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import json
 import os
 import re
 import statistics
 import sys
-import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,20 +51,36 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def options(algo: str) -> str:
-    """Return the options of an algorithm."""
-    return option_table(configs()[algo])
+    """Return the options of an algorithm, and those of each part with all its alternatives."""
+    declared = fields_of(configs()[algo])
+    own = {name: option for name, option in declared.items() if not option.parts}
+    choices = {name: option for name, option in declared.items() if option.parts}
+    tables = [option_table(own), f"Parts, each with its options:\n\n{choice_table(choices)}"]
+    tables += [f"### {name}\n\n{part_table(option)}" for name, option in choices.items() if has_options(option)]
+    return "\n\n".join(tables)
 
 
 def command(name: str) -> str:
     """Return the options of a command, a table for each group."""
     if name not in ("train", "sweep"):
-        return option_table(options_of(name), "--")
-    module = options_module()
+        return option_table(fields_of(options_of(name)), "--")
+    module = importlib.import_module("jaxrl_fast.options.run")
     if name == "sweep":
-        return option_table(module.SweepOptions, "--")
+        return option_table(fields_of(module.SweepOptions), "--")
     groups = reversed(module.Options.__bases__)
-    tables = [f"### {group.__name__}\n\n{summary(group)}\n\n{option_table(group, '--')}" for group in groups]
+    tables = (f"### {group.__name__}\n\n{summary(group)}\n\n{group_table(group)}" for group in groups)
     return "\n\n".join(tables)
+
+
+def group_table(group: type) -> str:
+    """Return the options of a group of a run's options. Those of a part follow the part."""
+    rows: dict[str, Any] = {}
+    for name, option in fields_of(group).items():
+        rows |= {} if "" in option.parts else {name: option}
+        for inner, words in inner_options(option):
+            of = "" if "" in words else f" With {join(words)}."
+            rows[f"{name}.{inner.name}"] = inner._replace(help=inner.help + of)
+    return option_table(rows, "--")
 
 
 def options_of(name: str) -> type:
@@ -76,39 +88,70 @@ def options_of(name: str) -> type:
     return importlib.import_module(f"jaxrl_fast.{name}").Options
 
 
-def option_table(kind: type, prefix: str = "") -> str:
-    """Return a row for each field of a dataclass: name, default, meaning, and the values that it may have."""
-    told, hints = meanings(kind), typing.get_type_hints(kind)
+def option_table(declared: Mapping[str, Any], prefix: str = "") -> str:
+    """Return a row for each option: name, default, meaning, and the values that it may have."""
+    return grid(["option", "default", "meaning"], (option_row(name, o, prefix) for name, o in declared.items()))
+
+
+def option_row(name: str, option: Any, prefix: str = "") -> list[str]:
+    """Return the cells of an option. Raise ValueError for an option without help."""
+    if not option.help:
+        raise ValueError(f"the option {name} has no help")
     singular = importlib.import_module("jaxrl_fast.config.sources").SINGULAR
+    written = prefix + singular.get(name, name).replace("_", "-") if prefix else name
+    words = tuple(option.parts) or values_of(option.kind)
+    default = option.default.kind if option.parts else option.default  # of a choice, a part
+    meaning = option.help + (f" One of {join(words)}." if words else "")
+    return [f"`{written}`", f"`{written_default(default)}`", meaning]
+
+
+def choice_table(choices: Mapping[str, Any]) -> str:
+    """Return a row for each part: name, default, alternatives and meaning."""
+    rows = [
+        [f"`{name}`", f"`{option.default.kind}`", join(alternatives(option)), option.help]
+        for name, option in choices.items()
+    ]
+    return grid(["part", "default", "alternatives", "meaning"], rows)
+
+
+def part_table(option: Any) -> str:
+    """Return the options of a part: name, the alternatives that have it, default and meaning."""
+    every = len(alternatives(option))
     rows = []
-    for field in dataclasses.fields(kind):
-        name = prefix + singular.get(field.name, field.name).replace("_", "-") if prefix else field.name
-        choices = values_of(hints[field.name])
-        words = told[field.name] + (f" One of {', '.join(f'`{c}`' for c in choices)}." if choices else "")
-        rows.append([f"`{name}`", f"`{default_of(field)}`", words])
-    return grid(["option", "default", "meaning"], rows)
+    for inner, words in inner_options(option):
+        name, default, meaning = option_row(f"{option.name}.{inner.name}", inner)
+        rows.append([name, "all" if len(words) == every else join(words), default, meaning])
+    return grid(["option", "alternatives", "default", "meaning"], rows)
 
 
-def meanings(kind: type) -> dict[str, str]:
-    """Return what each field of a dataclass means: the help that it declares, or the string below it."""
-    declared = {field.name: field.metadata.get("option", {}).get("help") for field in dataclasses.fields(kind)}
-    found = {name: text for name, text in declared.items() if text}
-    for of in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(of):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0].body
-        for field, below in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                found.setdefault(field.target.id, " ".join(ast.literal_eval(below.value).split()))
-    missing = [field.name for field in dataclasses.fields(kind) if not found.get(field.name)]
-    if missing:
-        raise ValueError(f"{kind.__qualname__} does not say what {' and '.join(missing)} means")
-    return found
+def has_options(option: Any) -> bool:
+    """Return whether an alternative of a part has options."""
+    return any(True for _ in inner_options(option))
 
 
-def default_of(field: dataclasses.Field) -> str:
+def inner_options(option: Any) -> Iterable[tuple[Any, list[str]]]:
+    """Yield the options of a part's alternatives, each with the words of the alternatives that declare it equally."""
+    found: dict[Any, tuple[Any, list[str]]] = {}
+    for word, part in alternatives(option).items():
+        for inner in declare().options_of(part).values():
+            inner = inner._replace(default=declare().value_of(part, inner.name))
+            same = inner.name, inner.help, str(inner.default)
+            found.setdefault(same, (inner, []))[1].append(word)
+    yield from found.values()
+
+
+def alternatives(option: Any) -> dict[str, Any]:
+    """Return the alternatives of a part by their words; those of a user are `package.module:Class`."""
+    return {**option.parts} | ({"package.module:Class": option.custom} if option.custom else {})
+
+
+def join(words: Iterable[str]) -> str:
+    """Return words as code: `gru`, `lstm`."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def written_default(value: Any) -> str:
     """Return a default as a command line or a preset would write it."""
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if value is None:
         return "none"
     if value in ("", (), {}):
@@ -128,12 +171,17 @@ def summary(kind: type) -> str:
 
 def configs() -> Mapping[str, type]:
     """Return the options of each algorithm, by its name."""
-    return importlib.import_module("jaxrl_fast.agents.configs").CONFIGS
+    return importlib.import_module("jaxrl_fast.options").ALGORITHMS
 
 
-def options_module() -> Any:
-    """Return the module with a run's options."""
-    return importlib.import_module("jaxrl_fast.config.options")
+def declare() -> Any:
+    """Return the module that declares options."""
+    return importlib.import_module("jaxrl_fast.options.declare")
+
+
+def fields_of(kind: type) -> dict[str, Any]:
+    """Return the options that the fields of a record declare, by name."""
+    return declare().fields_of(kind)
 
 
 # Metrics

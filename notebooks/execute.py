@@ -1,4 +1,4 @@
-"""Executes notebooks anew, in place, with their outputs: `python notebooks/execute.py [NAME...]`.
+"""Executes notebooks again, in place, with their outputs: `python notebooks/execute.py [NAME...]`.
 
 Each gets a fresh kernel and an empty folder, whose name is given as Colab's. What it would install is to be there.
 """

@@ -32,7 +32,7 @@ STEPS = [step for steps in PARTS.values() for step in steps]
 
 def options_of(script):
     """Return the options of a script's parser, found in its source."""
-    return set(re.findall(r'add_argument\("(--[a-z-]+)"', (BENCHMARKS.parent / script).read_text()))
+    return set(re.findall(r'add_argument\("(--[a-z.-]+)"', (BENCHMARKS.parent / script).read_text()))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
@@ -66,7 +66,7 @@ def test_training_command_resumes_when_config_exists(tmp_path):
     place.mkdir()
     assert "--run-dir" in words(), "the process was killed before it wrote anything"
     (place / "config.yaml").write_text("")
-    assert words() == ["-m", "jaxrl_fast.train", "--host-bridge", "auto", "--resume", str(place)]
+    assert words() == ["-m", "jaxrl_fast.train", "--host.bridge", "auto", "--resume", str(place)]
 
 
 def test_child_process_finds_package_and_keeps_pythonpath(monkeypatch, tmp_path):
@@ -169,7 +169,7 @@ def test_atari_steps_use_callback_when_ffi_check_failed(tmp_path, monkeypatch):
     assert [on_a_gpu.pool_path(done) for done in ends] == ["auto"] * 2 + ["callback"] * 5
     for step in (*PARTS["atari"], *PARTS["pong"], *PARTS["dqn"]):
         words = on_a_gpu.command(step, tmp_path, "callback")
-        assert words[words.index("--host-bridge") + 1] == "callback"
+        assert words[words.index("--host.bridge") + 1] == "callback"
         assert on_a_gpu.hidden_settings(step, "callback")["pool_path"] == "callback"
     (tmp_path / "pong").mkdir()
     (tmp_path / "pong" / "config.yaml").write_text("")
@@ -348,7 +348,7 @@ def test_dqn_speed_times_preset_from_first_gradient_step(tmp_path, monkeypatch):
     words = ["--preset", preset, "--num-envs", "64,65536", "--seconds", "1", "--rounds", "2", "--output", str(path)]
     monkeypatch.setattr(sys, "argv", ["dqn_speed.py", *words])
     dqn_speed.main()
-    assert [options["agent"] for options in built] == [{"buffer_size": 200_000}, {"buffer_size": 8 * 65_536}]
+    assert [options["replay"] for options in built] == [{"size": 200_000}, {"size": 8 * 65_536}]
     assert asked == [(32, 157), (64, 157), (64, 157), (1, 4), (2, 4), (2, 4)], "n_step + 1 rows of 65,536, or 10k steps"
     content = json.loads(path.read_text())
     assert content["benchmark"] == f"{preset}_speed"
@@ -366,7 +366,7 @@ def test_raw_speed_is_maximum_of_sync_and_async():
 
 def atari_args(**changed):
     """Return the command line arguments of atari_speed.py."""
-    given = dict(preset="ppo_pong_fast", threads=0, host_bridge="auto", async_pools="0,2", rounds=2, seconds=0.0)
+    given = dict(preset="ppo_pong_fast", threads=0, bridge="auto", async_pools="0,2", rounds=2, seconds=0.0)
     return SimpleNamespace(**given | {"contenders": "raw,acting,training,overlapped,network"} | changed)
 
 
@@ -403,14 +403,14 @@ def test_atari_options_select_contenders_and_host_bridge(monkeypatch):
     asked = []
 
     def build(settings, *_):
-        asked.append(settings.options.host_bridge)
+        asked.append(settings.options.host.bridge)
         return settings, None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE
 
     monkeypatch.setattr(atari_speed.build, "build", build)
     monkeypatch.setattr(atari_speed.envs, "make", lambda *_, **__: None)
     ways = ["acting_0", "training_0", "acting_2", "training_2", "overlapped_2"]
     assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "network"]
-    few = atari_args(async_pools="0", contenders="raw,acting,training,network", host_bridge="callback")
+    few = atari_args(async_pools="0", contenders="raw,acting,training,network", bridge="callback")
     assert [*atari_speed.contenders(1024, few)] == ["raw_sync", "raw_async", "acting_0", "training_0", "network"]
     assert asked == ["auto", "callback"]
 
@@ -590,7 +590,7 @@ def test_learning_resumes_interrupted_run(tmp_path, monkeypatch):
     import learning
 
     stop = SimpleNamespace(on_record=lambda records, state: state.stop("enough"))
-    short = dict(algo="ppo", env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024, eval_episodes=4, agent={})
+    short = dict(algo="ppo", env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024, eval_episodes=4)
     monkeypatch.setitem(learning.EXTRA, "short", short)
     options = dict(seed=3, num_seeds=2, tensorboard=False, callbacks=[stop])
     stopped = jaxrl_fast.fit(**short, **options, run_dir=tmp_path / "some" / "short_3_4")

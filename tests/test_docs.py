@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
 
 import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.config import load, presets
-from jaxrl_fast.config.names import ELSEWHERE
+from jaxrl_fast.config.names import ELSEWHERE, all_options
 from jaxrl_fast.config.sources import SINGULAR
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import Part, choice, complete, fields_of, option, options_of, part, value_of
+from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
@@ -58,46 +59,87 @@ def rows(page, heading):
 # The generator
 
 
-@pytest.mark.parametrize("algo", CONFIGS)
+def written(value):
+    """Return a default as the tables write it."""
+    words = {"None": "none", "()": "(empty)", "{}": "(empty)", "True": "true", "False": "false", "": "(empty)"}
+    return words.get(str(value), str(value))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_option_has_one_row_with_default_and_meaning(algo):
-    told = [(name.strip("`"), default.strip("`"), words) for name, default, words in cells(tables.options(algo))]
-    fields = dataclasses.fields(CONFIGS[algo])
-    assert [name for name, *_ in told] == [field.name for field in fields]
-    for field, (_, default, words) in zip(fields, told):
-        written = {"None": "none", "()": "(empty)", "{}": "(empty)", "True": "true", "False": "false"}
-        value = {} if field.default is dataclasses.MISSING else field.default  # the default is a factory
-        assert default == written.get(str(value), str(value))
-        assert len(words) > 5
+    own = cells(tables.options(algo).split("\n\n")[0])
+    fields = {name: field for name, field in fields_of(ALGORITHMS[algo]).items() if not field.parts}
+    assert [name.strip("`") for name, *_ in own] == [*fields]
+    assert [default.strip("`") for _, default, _ in own] == [written(field.default) for field in fields.values()]
+    assert all(len(words) > 5 for *_, words in own)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_alternative_of_every_part_has_its_options_in_table(algo):
+    first, *others = re.split(r"^### (\w+)$", tables.options(algo), flags=re.MULTILINE)
+    told = cells(first.split("Parts, each")[1])
+    choices = {name: field for name, field in fields_of(ALGORITHMS[algo]).items() if field.parts}
+    assert [row[0].strip("`") for row in told] == [*choices]
+    shown = dict(zip(others[::2], map(cells, others[1::2]), strict=True))
+    for (_, default, words, _), (name, field) in zip(told, choices.items(), strict=True):
+        assert default.strip("`") == field.default.kind
+        parts = {**field.parts} | ({"package.module:Class": field.custom} if field.custom else {})
+        assert re.findall(r"`([^`]+)`", words) == [*parts]
+        rows = shown.get(name, [])
+        for word, alternative in parts.items():
+            having = [row for row in rows if row[1] == "all" or f"`{word}`" in row[1]]
+            values = {f"`{name}.{x}`": f"`{written(value_of(alternative, x))}`" for x in options_of(alternative)}
+            assert {row[0]: row[2] for row in having} == values
+            assert len(having) == len(values) and all(len(row[3]) > 5 for row in having)
+
+
+def test_options_of_part_that_alternatives_declare_differently_have_separate_rows():
+    @dataclasses.dataclass(frozen=True)
+    class Small(Part):
+        size: int = option(1, "Number of units.")
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        memory: Part = choice("one", "Memory.", one=Small(), two=Small(size=2), other=Small(size=2), none=Part())
+
+    assert cells(tables.part_table(fields_of(Config)["memory"])) == [
+        ["`memory.size`", "`one`", "`1`", "Number of units."],
+        ["`memory.size`", "`two`, `other`", "`2`", "Number of units."],
+    ]
 
 
 @pytest.mark.parametrize("name", ["train", "sweep", *tables.COMMANDS])
 def test_every_command_option_has_one_row(name):
     kind = Options if name == "train" else SweepOptions if name == "sweep" else tables.options_of(name)
-    told = re.findall(r"^\| `--([\w-]+)` \| `[^`]+` \| .{5,} \|$", tables.command(name), re.MULTILINE)
-    names = (SINGULAR.get(field.name, field.name) for field in dataclasses.fields(kind))
-    assert sorted(told) == sorted(name.replace("_", "-") for name in names)
+    told = re.findall(r"^\| `--([\w.-]+)` \| `[^`]+` \| .{5,} \|$", tables.command(name), re.MULTILINE)
+    own = {path for path, known in options_of(kind).items() if "" in known.parts}  # have no value of their own
+    names = [path for path in all_options(kind()) if path not in own]
+    assert sorted(told) == sorted(SINGULAR.get(name, name).replace("_", "-") for name in names)
 
 
-def test_option_table_rejects_option_without_docstring():
+def test_option_table_rejects_option_without_help():
     @dataclasses.dataclass(frozen=True)
     class Config:
-        told: int = 1
-        """Something."""
+        told: int = option(1, "Something.")
         untold: int = 2
 
-    with pytest.raises(ValueError, match="does not say what untold means"):
-        tables.option_table(Config)
+    with pytest.raises(ValueError, match="the option untold has no help"):
+        tables.option_table(fields_of(Config))
 
 
-def test_option_table_shows_help_of_metadata():
+def test_group_table_has_part_without_alternatives_by_its_options():
     @dataclasses.dataclass(frozen=True)
-    class Config:
-        told: int = dataclasses.field(default=1, metadata={"option": {"help": "Something else."}})
+    class Host(Part):
+        workers: int = option(1, "Something else.")
 
-    assert cells(tables.option_table(Config)) == [["`told`", "`1`", "Something else."]]
+    @dataclasses.dataclass(frozen=True)
+    class System:
+        host: Host = part(Host(), "Stepping.")
+
+    assert cells(tables.group_table(System)) == [["`--host.workers`", "`1`", "Something else."]]
 
 
-@pytest.mark.parametrize("algo", CONFIGS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_metric_is_explained(algo):
     told = {name.strip("`"): words for name, *words in cells(tables.metrics(algo))}
     assert set(told) == tables.own_metrics(algo)
@@ -112,9 +154,10 @@ def test_check_names_rejects_unexplained_metric():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a run of about one second, for the names of its metrics and of its summary."""
-    small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet", quarantine=True)
+    small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet")
     folder = tmp_path_factory.mktemp("docs") / "run"
-    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
+    small |= dict(hidden_sizes=(4,), wrap=["quarantine"])
+    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", run_dir=str(folder), **small)
 
 
 def test_every_common_metric_is_explained(run):
@@ -169,30 +212,30 @@ def test_readme_tables_are_up_to_date(kind):
 
 
 def test_every_algorithm_page_has_same_headings_in_order():
-    for algo in CONFIGS:
+    for algo in ALGORITHMS:
         headings = re.findall(r"^## (.*)$", PAGES[f"docs/algorithms/{algo}.md"], re.MULTILINE)
         assert [h.removesuffix(" from the paper").removesuffix(" from the papers") for h in headings] == [
             "Command", "Options", "Metrics", "Deviations", "Results",
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("algo", CONFIGS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_options_with_advice_exist(algo):
     advice = PAGES[f"docs/algorithms/{algo}.md"].split("When to change them:")[1].split("\n## ")[0]
-    named = {name for line in re.findall(r"^- ([^:]*):", advice, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)}
-    assert named and named <= {field.name for field in dataclasses.fields(CONFIGS[algo])}
+    heads = re.findall(r"^- ([^:]*):", advice, re.MULTILINE)
+    named = {name for line in heads for name in re.findall(r"`([\w.]+)[`:]", line)}
+    assert named and named <= {*all_options(ALGORITHMS[algo]())}
 
 
 def test_options_in_migration_guide_exist():
-    own = {f"agent.{field.name}" for kind in CONFIGS.values() for field in dataclasses.fields(kind)}
-    known = set(OF_RUN) | own
-    page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["docs/guides/migrating.md"])
+    known = {*OF_RUN} | {path for kind in ALGORITHMS.values() for path in all_options(kind())}
+    page = PAGES["docs/guides/migrating.md"]
     ours = [line[1] for text in page.split("\n## ")[2:] for line in rows(f"## {text}", text.splitlines()[0])[1:]]
     named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}
-    named |= {name.replace("-", "_") for name in re.findall(r"`--(agent\.[a-z-]+)", page)}
-    named |= set(re.findall(r"`(agent\.[a-z_]+)`", page))
     assert len(named) > 30
     assert named <= known
+    written = {name.replace("-", "_") for name in re.findall(r"jaxrl_fast's `--([\w.-]+)", page)}
+    assert all(len(complete(name, known)) == 1 for name in written)
 
 
 def test_names_in_migration_guide_have_suggestions():
@@ -200,7 +243,7 @@ def test_names_in_migration_guide_have_suggestions():
     page = PAGES["docs/guides/migrating.md"]
     told = re.findall(r"^\| `(?:--)?([\w-]+)` \| `([\w.]+)` \|", page, re.MULTILINE)
     plain = {there.lower().replace("-", "_"): here for there, here in told}
-    other = {there: here for there, here in plain.items() if there != here.removeprefix("agent.")}
+    other = {there: here for there, here in plain.items() if there != here.rpartition(".")[2]}
     assert len(other) > 20
     assert {there: ELSEWHERE.get(there) for there in other} == other
 

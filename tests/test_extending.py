@@ -1,11 +1,17 @@
 """Build three custom agents from parts of the package, in a few dozen lines each, and train them on probes.
 
 They are an off-policy actor-critic with twin critics, an agent with memory, and one with action masks. None of them
-needs a change of the package.
+needs a change of the package. Then train with the torso, the memory, the wrapper and the value head of
+docs/extending/parts.md.
 """
 
+import json
+import re
+import shlex
+import sys
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -14,11 +20,14 @@ import numpy as np
 import optax
 import pytest
 from jax import ShapeDtypeStruct
-from jaxrl_fast.agents.configs import CONFIGS
 
 from jaxrl_fast import agents, loop, networks, replay
+from jaxrl_fast import train as train_command
 from jaxrl_fast.networks.ensemble import ensemble
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import distributions, off_policy
+from jaxrl_fast.runs import files
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, PolicyInput, PyTree, TimeStep
 from tests.helpers import probes
@@ -233,12 +242,76 @@ def test_built_in_algorithms_never_take_masked_action(algo):
     """Also check random exploration, and value targets, which must not use masked actions."""
     options = {
         "ppo": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2),
-        "dqn": dict(rollout_length=1, learning_starts=64, buffer_size=1024, batch_size=32, learning_rate=1e-2),
-        "pqn": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2, epsilon_steps=1000),
+        "dqn": dict(rollout_length=1, learning_starts=64, replay={"size": 1024}, batch_size=32, learning_rate=1e-2),
+        "pqn": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2, explore={"steps": 1000}),
     }[algo]
     env = forbidden(16)
-    agent = agents.load(algo).make(CONFIGS[algo](**options, hidden_sizes=(16,)), env.spec, 60)
+    config = configure(ALGORITHMS[algo], **options, network={"hidden_sizes": (16,)})
+    agent = agents.load(algo).make(config, env.spec, 60)
     run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 60))
     state, metrics = run(jax.random.key(0))
     assert metrics["return_min"].min() >= 0
     assert greedy_return(env, agent, agent.policy_state(state.agent)) >= 0
+
+
+# The parts of docs/extending/parts.md
+
+PAGE = (Path(__file__).parent.parent / "docs" / "extending" / "parts.md").read_text(encoding="utf-8")
+SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
+BRIEF = "--total-steps 1024 --num-envs 4 --eval-episodes 4 --devices 1 --no-tensorboard --log-level quiet --run-dir run"
+
+
+@pytest.fixture
+def train_section(tmp_path, monkeypatch):
+    """Return a function that writes the file of a section, trains by its command, and returns summary and shapes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def train_by(heading, *more):
+        (module,) = re.findall(r"```python\n(.*?)```", SECTIONS[heading], re.DOTALL)
+        name = re.match(r"# (\w+)\.py\n", module)[1]
+        Path(f"{name}.py").write_text(module, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (line,) = re.findall(r"^python -m jaxrl_fast\.train (.*)$", SECTIONS[heading], re.MULTILINE)
+        assert train_command.main([*shlex.split(line), *BRIEF.split(), *more]) == 0
+        summary = files.read_summary(Path("run"))
+        assert summary["env_steps"] >= 1024
+        manifest = Path("run", "checkpoints", summary["last_checkpoint"], "manifest.json")
+        arrays = json.loads(manifest.read_text(encoding="utf-8"))["arrays"]
+        return summary, {name: tuple(array["shape"]) for name, array in arrays.items()}
+
+    return train_by
+
+
+def test_every_section_of_parts_is_tested():
+    assert [*SECTIONS] == ["A torso", "A memory", "A wrapper", "A value head"]
+
+
+@pytest.mark.slow
+def test_documented_torso_is_part_of_network(train_section):
+    _, shapes = train_section("A torso", "--rollout-length", "32")
+    assert shapes["agent/params/network/params/torso/module/Dense_0/kernel"] == (4, 32)
+    assert shapes["agent/params/network/params/actor_head/kernel"] == (64, 2), "sines and cosines"
+
+
+@pytest.mark.slow
+def test_documented_memory_is_part_of_network(train_section):
+    _, shapes = train_section("A memory", "--rollout-length", "32")
+    memory = {name.rpartition("/memory/")[2]: shape for name, shape in shapes.items() if "params/memory/" in name}
+    assert memory == {"input_kernel": (64, 32), "input_bias": (32,), "hidden_kernel": (32, 32)}
+
+
+@pytest.mark.slow
+def test_documented_wrapper_halves_returns(train_section):
+    """Without the wrapper, an episode of CartPole has a return of 1 for each step."""
+    summary, _ = train_section("A wrapper", "--rollout-length", "32", "--log-every", "128")
+    assert summary["eval_return_mean"] == summary["eval_length_mean"] / 2
+    records = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    ended = [record for record in records if record["episodes"]]
+    assert ended and all(record["return_mean"] == record["episode_length_mean"] / 2 for record in ended)
+
+
+@pytest.mark.slow
+def test_documented_value_head_decides_outputs(train_section):
+    _, shapes = train_section("A value head", "--learning-starts", "200", "--size", "1000")
+    assert shapes["agent/learner/params/params/heads_0/kernel"][1] == 2 * 2, "2 actions, a mean and a deviation each"

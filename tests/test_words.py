@@ -128,7 +128,7 @@ def test_patterns_find_words_to_avoid_only(text, is_fault):
 
 def test_code_is_not_checked_as_prose(tmp_path):
     path = tmp_path / "page.md"
-    code = "`prioritised` is an option.\n\n```bash\ntrain --agent.prioritised  # goes on\n```\n"
+    code = "`prioritised` is an option.\n\n```bash\ntrain --prioritised  # goes on\n```\n"
     path.write_text(code, encoding="utf-8")
     assert not found(prose_of_page(path), "page.md")
     module = '"""Prioritised."""\nx = "goes on"  # anew\n'
