@@ -290,7 +290,7 @@ def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, deci
     ("line", "decided"),
     [
         ("dqn --env CartPole-v1", ("quarantine", "replay.storage")),
-        ("dqn --env CartPole-v1 --quarantine --replay.storage device", ()),
+        ("dqn --env CartPole-v1 --wrap quarantine --replay.storage device", ()),
         ("ppo --env CartPole-v1", ("quarantine",)),
     ],
 )

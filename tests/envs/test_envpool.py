@@ -477,7 +477,7 @@ MISTAKES = [
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["error: protocol: ", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["exact_resume: ", "save_every", "environment steps"]),
     (
-        "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi",
+        "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host.bridge ffi",
         ["exact_resume: requires host_bridge callback, got ffi\n"],
     ),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["async_pools: ", "9 environments", "2 pools"]),

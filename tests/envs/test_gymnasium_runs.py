@@ -43,7 +43,7 @@ class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
 
 def test_training_scores_match_record_episode_statistics(tmp_path):
     Noted.instances.clear()
-    run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), env_workers=0)
+    run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), workers=0)
     records = [r for r in run.metrics if r["episodes"]]
     assert len(Noted.instances) == 2 + 4 + 2 + 1, "2 to inspect, 4 to train, 2 to evaluate, 1 to copy"
     finished = [episode for instance in Noted.instances[2:6] for episode in instance]
@@ -71,7 +71,7 @@ class Fragile(gym_envs.Walk):
 def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_path, capsys):
     """With DQN, gradient workers wait for the environment that fails."""
     Fragile.num_steps, Fragile.mended, folder = 0, False, str(tmp_path / "run")
-    options = (DQN if algo == "dqn" else SHORT) | dict(env=Fragile, env_workers=0, async_pools=async_pools)
+    options = (DQN if algo == "dqn" else SHORT) | dict(env=Fragile, workers=0, async_pools=async_pools)
     with pytest.raises(KeyError, match="wheel") as raised:
         jaxrl_fast.fit(**options, run_dir=folder)
     assert any("raised by the environment: " in note for note in raised.value.__notes__)
@@ -91,7 +91,7 @@ def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_pa
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
 def test_gradient_workers_learn_what_one_core_learns(tmp_path):
     """To rounding: environments are stepped once, and each worker has the rollout."""
-    options = DQN | dict(env=f"{MODULE}:Walk", env_workers=0, total_steps=512, log_every=128)
+    options = DQN | dict(env=f"{MODULE}:Walk", workers=0, total_steps=512, log_every=128)
     runs = [jaxrl_fast.fit(**options, devices=n, run_dir=str(tmp_path / f"{n}")) for n in ("auto", 1)]
     assert [run.summary["num_grad_workers"] > 1 for run in runs] == [True, False]
     for one, other in zip(*(run.metrics for run in runs), strict=True):
@@ -103,7 +103,7 @@ def test_gradient_workers_learn_what_one_core_learns(tmp_path):
 @pytest.mark.slow  # three runs
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
 def test_run_resumed_on_one_core_has_all_gradient_workers_when_resumed_on_several(tmp_path, monkeypatch):
-    folder, options = str(tmp_path / "run"), DQN | dict(env=f"{MODULE}:Walk", env_workers=0, total_steps=128)
+    folder, options = str(tmp_path / "run"), DQN | dict(env=f"{MODULE}:Walk", workers=0, total_steps=128)
     runs = [jaxrl_fast.fit(**options, run_dir=folder)]
     with monkeypatch.context() as one_core:
         one_core.setattr(build, "max_grad_workers", lambda: 1)
@@ -116,7 +116,7 @@ def test_run_resumed_on_one_core_has_all_gradient_workers_when_resumed_on_severa
 def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(gym_envs.FAULTS, "late", lambda *outcome: 1 // 0)
     options = f"--env {MODULE}:Walk --env-option fault=late fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
-    assert train.main(["ppo", *options.split(), *LINE.split(), "--env-workers", "0"]) == 1
+    assert train.main(["ppo", *options.split(), *LINE.split(), "--host.workers", "0"]) == 1
     error = capsys.readouterr().err
     line, traceback = error[error.index("error: ") :].split("\n", 1)
     assert line.startswith(f"error: {MODULE}:Walk: step failed in environment 0, episode 1, step 60, action ")
@@ -149,7 +149,7 @@ def test_fault_in_first_steps_is_reported_before_run_folder_exists(tmp_path, cap
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
-    options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=workers, exact_resume=True, save_every=160)
+    options = SHORT | dict(env=f"{MODULE}:Walk", workers=workers, exact_resume=True, save_every=160)
     options["schedule"] = "constant"  # annealing depends on the length of the run
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     jaxrl_fast.fit(**(options | dict(total_steps=640)), run_dir=str(tmp_path / "parts"))
@@ -171,7 +171,7 @@ def test_masked_actions_are_never_taken(algo, tmp_path):
 
 @pytest.mark.slow
 def test_run_with_overlapping_async_worker_pools_completes(tmp_path):
-    options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=1, async_pools=2, overlap=True)
+    options = SHORT | dict(env=f"{MODULE}:Walk", workers=1, async_pools=2, overlap=True)
     run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
 

@@ -177,7 +177,7 @@ SHORT |= dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs
 
 @pytest.mark.parametrize(
     ("env", "system", "again"),
-    [("Walk", dict(env_workers=0), {}), slow("Own", dict(env_workers=1, async_pools=2), dict(env_workers=0))],
+    [("Walk", dict(workers=0), {}), slow("Own", dict(workers=1, async_pools=2), dict(workers=0))],
 )
 def test_resume_within_episodes_matches_uninterrupted_run(env, system, again, tmp_path, monkeypatch):
     """Compare records, evaluations and the last checkpoint, except pickled environments, whose bytes may differ."""

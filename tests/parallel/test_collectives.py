@@ -268,7 +268,7 @@ def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
     if env.on_device:
         assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "each seed has its own core"
     else:  # an environment that fails must release the others
-        for option in ("--async-pools 2", "--exact-resume", "--host-bridge callback"):
+        for option in ("--async-pools 2", "--exact-resume", "--host.bridge callback"):
             assert divided(*option.split())[1] == Placement(), option
         with monkeypatch.context() as patched:
             patched.setenv(build.VARIABLE, "allreduce")
