@@ -81,7 +81,7 @@ def load(
         seed: One of the run's seeds; by default the first.
         which: "best" for the checkpoint with the best mean evaluation over all seeds, "last" for the newest one.
         env: The training environment, if it cannot be made from its id.
-        member: For a run of a sweep with several members: values that select one, {"agent.gamma": 0.9} or "gamma=0.9".
+        member: For a run of a sweep with several members: values that select one, {"gamma": 0.9} or "gamma=0.9".
 
     Raises:
         ValueError: An argument is wrong, or the run cannot be loaded.
