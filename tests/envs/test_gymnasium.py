@@ -23,7 +23,7 @@ from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers
 from jaxrl_fast.envs.host_pool import seeds_of
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
-from tests.helpers import gym_envs
+from tests.helpers import gym_envs, slow
 from tests.helpers.host_envs import random_actions, run
 
 SEED = (7, 0, 0)
@@ -457,7 +457,7 @@ class Simulated(gym_envs.Walk):
         self.child.wait()
 
 
-@pytest.mark.parametrize("fault", ["", "hang", "die", "abort"])
+@pytest.mark.parametrize("fault", [slow(""), "hang", slow("die"), slow("abort")])
 def test_no_process_of_environment_remains(fault, tmp_path):
     pids = tmp_path / "pids"
     config = TWO._replace(workers=Workers(2, 2.0))
