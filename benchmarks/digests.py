@@ -96,137 +96,153 @@ ATARI = dict(env="envpool/Breakout-v5", protocol="dqn2015", num_envs=4, total_st
 ATARI |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=200, num_threads=1), eval_episodes=4)
 
 PPO = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3)
-NORMALISED = PPO | dict(normalize_observations=True, normalize_rewards=True)
-DQN = dict(
-    buffer_size=4096,
-    batch_size=32,
-    replay_ratio=0.1,
-    learning_starts=512,
-    target_update_interval=256,
-    epsilon_steps=4096,
-)
+NORMALISED = PPO | dict(normalize_observations=True, rewards="normalized")
+DQN = {
+    "replay.size": 4096,
+    "batch_size": 32,
+    "replay_ratio": 0.1,
+    "learning_starts": 512,
+    "target.interval": 256,
+    "explore.steps": 4096,
+}
 DQN |= dict(learning_rate=1e-3)
-GREEDY = dict(epsilon_start=0.0, epsilon_end=0.0)
-RANGE = dict(v_min=0.0, v_max=100.0)
-PQN = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3, epsilon_steps=4096)
+GREEDY = {"explore.start": 0.0, "explore.end": 0.0}
+RANGE = {"value.v_min": 0.0, "value.v_max": 100.0}
+PQN = {"rollout_length": 32, "num_minibatches": 4, "num_epochs": 2, "learning_rate": 1e-3, "explore.steps": 4096}
 TINY = dict(env="CartPole-v1", num_envs=4, total_steps=1024, log_every=128)
 TORQUE = dict(env="Pendulum-v1", num_envs=4, total_steps=1024, log_every=128)
 TORQUE_PPO = TORQUE | dict(num_envs=8, total_steps=2048, log_every=256)
 BOARD = MINATAR | dict(total_steps=2048, log_every=256)
-GYM = dict(env="digest_parts:Walk", num_envs=4, total_steps=1024, log_every=128, env_workers=0)
+GYM = {"env": "digest_parts:Walk", "num_envs": 4, "total_steps": 1024, "log_every": 128, "host.workers": 0}
 GAME = dict(env="games/Paddles", num_envs=8, total_steps=2048, log_every=256)
 GAME |= dict(env_options=dict(max_steps_in_episode=100))
 FRAMES = dict(env="games/Paddles", num_envs=4, total_steps=1024, log_every=128)
 CHANGES = dict(resize="20x20", frame_stack=2, frame_skip=2)
 SCREEN = dict(observation="image", opponent="scripted", max_steps_in_episode=100) | CHANGES
 
-SMALL_PPO = PPO | dict(hidden_sizes=(16,))
-SMALL_PQN = PQN | dict(hidden_sizes=(16,), epsilon_steps=1024)
-SMALL_DQN = dict(buffer_size=512, batch_size=16, replay_ratio=0.1, learning_starts=128, epsilon_steps=512)
-SMALL_DQN |= dict(target_update_interval=128, learning_rate=1e-3, hidden_sizes=(16,))
-CRITICS = dict(buffer_size=512, batch_size=16, replay_ratio=0.25, learning_starts=128, hidden_sizes=(16, 16))
-TORQUE_RANGE = dict(v_min=-200.0, v_max=0.0)
-CROSSQ = dict(crossq=True, crossq_warmup=20)
-NOISE = dict(noise_theta=0.15, exploration_noise=0.38)
-GRU = dict(memory="gru", memory_size=8, sequence_length=16)
-LSTM = dict(memory="lstm", memory_size=8, sequence_length=10, burn_in=2)
-LRU = dict(memory="lru", memory_size=8, sequence_length=16, burn_in=4)
-GSDE = dict(gsde=True, sde_sample_freq=8)
-KL = dict(adaptive_kl=0.01, anneal_lr=False)
-HOST_REPLAY = dict(replay_storage="host", replay_compression="none")
-DISK_REPLAY = dict(replay_storage="disk", replay_compression="zstd")
-OWN_NETWORK = dict(network="digest_parts:Wide", network_options=dict(width=12), hidden_sizes=(16,))
-RAINBOW = dict(buffer_size=4096, learning_starts=512, target_update_interval=256)
+SMALL_PPO = PPO | {"network.hidden_sizes": (16,)}
+SMALL_PQN = PQN | {"network.hidden_sizes": (16,), "explore.steps": 1024}
+SMALL_DQN = {"replay.size": 512, "batch_size": 16, "replay_ratio": 0.1, "learning_starts": 128, "explore.steps": 512}
+SMALL_DQN |= {"target.interval": 128, "learning_rate": 1e-3, "network.hidden_sizes": (16,)}
+CRITICS = {
+    "replay.size": 512,
+    "batch_size": 16,
+    "replay_ratio": 0.25,
+    "learning_starts": 128,
+    "network.hidden_sizes": (16, 16),
+}
+TORQUE_RANGE = {"value.v_min": -200.0, "value.v_max": 0.0}
+CROSSQ = {"target": "none", "target.warmup": 20}
+NOISE = {"noise": "ou", "noise.theta": 0.15, "noise.std": 0.38}
+GRU = {"memory": "gru", "memory.size": 8, "memory.sequence_length": 16}
+LSTM = {"memory": "lstm", "memory.size": 8, "memory.sequence_length": 10, "memory.burn_in": 2}
+LRU = {"memory": "lru", "memory.size": 8, "memory.sequence_length": 16, "memory.burn_in": 4}
+GSDE = {"policy": "gsde", "policy.sample_freq": 8}
+KL = {"schedule": "kl", "schedule.target": 0.01}
+HOST_REPLAY = {"replay.storage": "host", "replay.compression": "none"}
+DISK_REPLAY = {"replay.storage": "disk", "replay.compression": "zstd"}
+OWN_NETWORK = {"network": "digest_parts:Wide", "network.options": dict(width=12), "network.hidden_sizes": (16,)}
+RAINBOW = {"replay.size": 4096, "learning_starts": 512, "target.interval": 256}
 
 # Name of the case: options of `fit` in addition to COMMON; `preset` is its first argument.
 CASES: dict[str, dict[str, Any]] = {
     "ppo_cartpole": dict(algo="ppo", **CARTPOLE, agent=PPO),
     "ppo_cartpole_target_kl": dict(algo="ppo", **CARTPOLE, agent=PPO | dict(target_kl=0.002, clip_vloss=False)),
-    "ppo_pendulum_squash": dict(algo="ppo", **PENDULUM, agent=NORMALISED | dict(tanh_squash=True)),
+    "ppo_pendulum_squash": dict(algo="ppo", **PENDULUM, agent=NORMALISED | dict(policy="tanh")),
     "ppo_pendulum": dict(algo="ppo", **PENDULUM, agent=PPO),
     "ppo_minatar": dict(algo="ppo", **MINATAR, agent=PPO),
     "dqn_cartpole": dict(algo="dqn", **CARTPOLE, agent=DQN),
-    "dqn_double_dueling_n_step": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(double=True, dueling=True, n_step=3)),
-    "dqn_prioritised": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(prioritized=True)),
-    "dqn_c51": dict(algo="dqn", **CARTPOLE, agent=DQN | RANGE | dict(value_head="c51")),
-    "dqn_quantile": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(value_head="quantile", loss="huber")),
+    "dqn_double_dueling_n_step": dict(
+        algo="dqn", **CARTPOLE, agent=DQN | {"double": True, "dueling": True, "replay.n_step": 3}
+    ),
+    "dqn_prioritised": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(replay="prioritized")),
+    "dqn_c51": dict(algo="dqn", **CARTPOLE, agent=DQN | RANGE | dict(value="c51")),
+    "dqn_quantile": dict(algo="dqn", **CARTPOLE, agent=DQN | {"value": "quantile", "value.loss": "huber"}),
     "dqn_noisy": dict(algo="dqn", **CARTPOLE, agent=DQN | GREEDY | dict(noisy=True)),
-    "dqn_munchausen": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(munchausen=True, tau=0.5)),
+    "dqn_munchausen": dict(algo="dqn", **CARTPOLE, agent=DQN | {"bonus": "munchausen", "target.tau": 0.5}),
     "dqn_rainbow": dict(preset="rainbow_cartpole", total_steps=8000, log_every=1000, agent=RAINBOW),
-    "dqn_epsilon_ladder": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(apex_alpha=7.0)),
-    "dqn_minatar": dict(algo="dqn", **MINATAR, agent=DQN | dict(layer_norm=True, clip_rewards=True)),
+    "dqn_epsilon_ladder": dict(algo="dqn", **CARTPOLE, agent=DQN | {"explore.apex_alpha": 7.0}),
+    "dqn_minatar": dict(algo="dqn", **MINATAR, agent=DQN | {"network.layer_norm": True, "rewards": "sign"}),
     "pqn_cartpole": dict(algo="pqn", **CARTPOLE, agent=PQN),
     "pqn_minatar": dict(algo="pqn", **MINATAR, agent=PQN),
     "ppo_3_seeds": dict(algo="ppo", **CARTPOLE, num_seeds=3, agent=PPO),
-    "dqn_2_seeds": dict(algo="dqn", **CARTPOLE, num_seeds=2, agent=DQN | dict(prioritized=True)),
+    "dqn_2_seeds": dict(algo="dqn", **CARTPOLE, num_seeds=2, agent=DQN | dict(replay="prioritized")),
     "ppo_2_shards": dict(algo="ppo", **CARTPOLE, devices=2, agent=NORMALISED),
-    "dqn_2_shards": dict(algo="dqn", **CARTPOLE, devices=2, agent=DQN | dict(prioritized=True, n_step=3)),
+    "dqn_2_shards": dict(algo="dqn", **CARTPOLE, devices=2, agent=DQN | {"replay": "prioritized", "replay.n_step": 3}),
     "dqn_2_hands": dict(algo="dqn", **SHORT, devices="auto", agent=DQN | dict(batch_size=256)),
     "ppo_own_environment": dict(algo="ppo", env=Line, num_envs=16, total_steps=8192, log_every=1024, agent=PPO),
     "ppo_pool": dict(algo="ppo", **POOL, agent=PPO),
-    "ppo_pool_in_flight": dict(algo="ppo", **POOL, async_pools=2, agent=PPO),
-    "ppo_pool_overlap": dict(algo="ppo", **POOL, async_pools=1, overlap=True, agent=PPO),
-    "dqn_pool_in_flight": dict(algo="dqn", **POOL, async_pools=1, agent=DQN),
+    "ppo_pool_in_flight": {"algo": "ppo", **POOL, "host.async_pools": 2, "agent": PPO},
+    "ppo_pool_overlap": {"algo": "ppo", **POOL, "host.async_pools": 1, "host.overlap": True, "agent": PPO},
+    "dqn_pool_in_flight": {"algo": "dqn", **POOL, "host.async_pools": 1, "agent": DQN},
     "ppo_atari": dict(algo="ppo", **ATARI, agent=PPO | dict(network="dqn2013")),
-    "dqn_atari": dict(algo="dqn", **ATARI, agent=DQN | dict(network="dqn2013", learning_starts=128, n_step=2)),
+    "dqn_atari": dict(
+        algo="dqn", **ATARI, agent=DQN | {"network": "dqn2013", "learning_starts": 128, "replay.n_step": 2}
+    ),
     "sac": dict(algo="sac", **TORQUE, agent=CRITICS),
     "sac_crossq": dict(algo="sac", **TORQUE, agent=CRITICS | CROSSQ | dict(normalize_observations=True)),
-    "sac_quantile": dict(algo="sac", **TORQUE, agent=CRITICS | dict(value_head="quantile", num_atoms=5)),
-    "sac_redq": dict(algo="sac", **TORQUE, agent=CRITICS | dict(num_critics=4, num_target_critics=2, n_step=3)),
+    "sac_quantile": dict(algo="sac", **TORQUE, agent=CRITICS | {"value": "quantile", "value.atoms": 5}),
+    "sac_redq": dict(
+        algo="sac", **TORQUE, agent=CRITICS | {"num_critics": 4, "num_target_critics": 2, "replay.n_step": 3}
+    ),
     "sac_2_shards": dict(algo="sac", **TORQUE, devices=2, agent=CRITICS | dict(learn_temperature=False)),
-    "td3": dict(algo="td3", **TORQUE, agent=CRITICS | dict(layer_norm=True, max_grad_norm=1.0)),
+    "td3": dict(algo="td3", **TORQUE, agent=CRITICS | {"critic_layer_norm": True, "optimizer.max_grad_norm": 1.0}),
     "td3_c51": dict(
-        algo="td3", **TORQUE, agent=CRITICS | TORQUE_RANGE | dict(value_head="c51", num_atoms=11, prioritized=True)
+        algo="td3",
+        **TORQUE,
+        agent=CRITICS | TORQUE_RANGE | {"value": "c51", "value.atoms": 11, "replay": "prioritized"},
     ),
     "td3_noise": dict(algo="td3", **TORQUE, agent=CRITICS | NOISE | dict(critic_hidden_sizes=(24,))),
     "ddpg": dict(algo="ddpg", **TORQUE, agent=CRITICS),
-    "ppo_gru": dict(algo="ppo", **TINY, hide=[1, 3], agent=SMALL_PPO | GRU),
-    "pqn_lru": dict(algo="pqn", **TINY, hide=[1, 3], agent=SMALL_PQN | LRU),
-    "dqn_lstm": dict(algo="dqn", **TINY, hide=[1, 3], agent=SMALL_DQN | LSTM),
+    "ppo_gru": dict(algo="ppo", **TINY, agent=SMALL_PPO | GRU, wrap=["hide=1", "hide=3"]),
+    "pqn_lru": dict(algo="pqn", **TINY, agent=SMALL_PQN | LRU, wrap=["hide=1", "hide=3"]),
+    "dqn_lstm": dict(algo="dqn", **TINY, agent=SMALL_DQN | LSTM, wrap=["hide=1", "hide=3"]),
     "ppo_gsde": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | GSDE),
-    "ppo_state_dependent_std": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | dict(state_dependent_std=True)),
+    "ppo_state_dependent_std": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | dict(policy="state_dependent")),
     "ppo_adaptive_kl": dict(algo="ppo", **TORQUE_PPO, agent=SMALL_PPO | KL),
-    "dqn_value_rescaling": dict(algo="dqn", **TINY, agent=SMALL_DQN | dict(value_rescaling=True)),
+    "dqn_value_rescaling": dict(algo="dqn", **TINY, agent=SMALL_DQN | {"value.rescaling": True}),
     "dqn_simba": dict(algo="dqn", **TINY, agent=SMALL_DQN | dict(network="simba")),
     "dqn_own_network": dict(algo="dqn", **TINY, agent=SMALL_DQN | OWN_NETWORK),
-    "ppo_bfloat16": dict(algo="ppo", **TINY, agent=SMALL_PPO | dict(compute_dtype="bfloat16")),
-    "pqn_board_as_vector": dict(algo="pqn", **BOARD, agent=SMALL_PQN | dict(observations="vector")),
+    "ppo_bfloat16": dict(algo="ppo", **TINY, agent=SMALL_PPO | {"network.compute_dtype": "bfloat16"}),
+    "pqn_board_as_vector": dict(algo="pqn", **BOARD, agent=SMALL_PQN | {"network.observations": "vector"}),
     "ppo_frames_impala": dict(algo="ppo", **FRAMES, env_options=SCREEN, agent=SMALL_PPO | dict(network="impala")),
-    "dqn_frames": dict(algo="dqn", **FRAMES, env_options=SCREEN, agent=SMALL_DQN | dict(network="impala", n_step=2)),
+    "dqn_frames": dict(
+        algo="dqn", **FRAMES, env_options=SCREEN, agent=SMALL_DQN | {"network": "impala", "replay.n_step": 2}
+    ),
     "ppo_players_shared": dict(algo="ppo", **GAME, players="shared", agent=SMALL_PPO),
     "ppo_players_independent": dict(algo="ppo", **GAME, players="independent", agent=SMALL_PPO),
     "dqn_players_independent": dict(algo="dqn", **GAME, players="independent", agent=SMALL_DQN),
-    "ppo_self_play": dict(algo="ppo", **GAME, players="self-play", opponent_pool=2, agent=SMALL_PPO),
+    "ppo_self_play": {"algo": "ppo", **GAME, "players": "self-play", "players.pool": 2, "agent": SMALL_PPO},
     "gym": dict(algo="ppo", **GYM, agent=SMALL_PPO),
-    "gym_workers": dict(algo="ppo", **GYM | dict(env_workers=2), agent=SMALL_PPO),
-    "gym_in_flight": dict(algo="dqn", **GYM | dict(env_workers=2), async_pools=1, agent=SMALL_DQN),
-    "gym_callback": dict(algo="ppo", **GYM, host_bridge="callback", agent=SMALL_PPO),
+    "gym_workers": dict(algo="ppo", **GYM | {"host.workers": 2}, agent=SMALL_PPO),
+    "gym_in_flight": {"algo": "dqn", **GYM | {"host.workers": 2}, "host.async_pools": 1, "agent": SMALL_DQN},
+    "gym_callback": {"algo": "ppo", **GYM, "host.bridge": "callback", "agent": SMALL_PPO},
     "gym_masks": dict(algo="ppo", **GYM, env_options=dict(masked=True, limit=30), agent=SMALL_PPO),
     "gym_frames": dict(
         algo="ppo", **GYM | dict(env="digest_parts:Dot"), env_options=CHANGES | dict(gray=True), agent=SMALL_PPO
     ),
     "gym_mixed": dict(algo="ppo", **GYM | dict(env="digest_parts:Mixed"), agent=SMALL_PPO),
     "gym_indices": dict(algo="dqn", **GYM | dict(env="gymnasium/FrozenLake-v1"), agent=SMALL_DQN),
-    "gym_wrapped": dict(
-        algo="ppo", **GYM, hide=[1], observe_previous=True, time_limit_terminates=True, agent=SMALL_PPO
-    ),
+    "gym_wrapped": dict(algo="ppo", **GYM, agent=SMALL_PPO, wrap=["hide=1", "previous", "time-limit"]),
     "dqn_host_replay": dict(algo="dqn", **BOARD, agent=SMALL_DQN | HOST_REPLAY),
-    "dqn_disk_replay": dict(algo="dqn", **BOARD, agent=SMALL_DQN | DISK_REPLAY | dict(prioritized=True, n_step=2)),
-    "ppo_observe_previous": dict(algo="ppo", **TINY, observe_previous=True, agent=SMALL_PPO),
-    "ppo_quarantine": dict(algo="ppo", **TINY | dict(env=Faulty), quarantine=True, agent=SMALL_PPO),
+    "dqn_disk_replay": dict(
+        algo="dqn", **BOARD, agent=SMALL_DQN | DISK_REPLAY | {"replay": "prioritized", "replay.n_step": 2}
+    ),
+    "ppo_observe_previous": dict(algo="ppo", **TINY, agent=SMALL_PPO, wrap=["previous"]),
+    "ppo_quarantine": dict(algo="ppo", **TINY | dict(env=Faulty), agent=SMALL_PPO, wrap=["quarantine"]),
     "ppo_time_limit": dict(
         algo="ppo",
         **TINY,
-        time_limit_terminates=True,
         env_options=dict(max_steps_in_episode=20, frame_skip=2),
         agent=SMALL_PPO,
+        wrap=["time-limit"],
     ),
 }
 # Name: options of the first training, of the resumed run, and of an uninterrupted one. The last two must end with
 # the same bits.
-SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal_lr=False))
+SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(schedule="constant"))
 SPLIT_DQN = dict(algo="dqn", **CARTPOLE, eval_every=4096, agent=DQN)
-SPLIT_DISK = dict(algo="dqn", **TINY, eval_every=512, agent=SMALL_DQN | dict(replay_storage="disk"))
+SPLIT_DISK = dict(algo="dqn", **TINY, eval_every=512, agent=SMALL_DQN | {"replay.storage": "disk"})
 SPLIT_SAC = dict(algo="sac", **TORQUE, eval_every=512, agent=CRITICS)
 SPLIT_GYM = dict(algo="dqn", **GYM, eval_every=512, agent=SMALL_DQN)
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -256,14 +272,14 @@ SWEEPS: dict[str, dict[str, Any]] = {
 COMMANDS: dict[str, tuple[str, str]] = {
     "command_line": (
         "ppo --env CartPole-v1 --num-envs 8 --total-steps 8192 --log-every 1024 --devices 1 --seed 3 --eval-episodes 8 "
-        "--no-tensorboard --log-level quiet --agent.rollout-length 32 --agent.num-epochs 2 --run-dir RUN",
+        "--no-tensorboard --log-level quiet --rollout-length 32 --num-epochs 2 --run-dir RUN",
         "RUN --episodes 8",
     ),
     "command_line_memory": (
-        "dqn --env CartPole-v1 --hide 1 3 --num-envs 4 --total-steps 1k --log-every 128 --devices 1 --seed 3 "
-        "--eval-episodes 8 --no-tensorboard --log-level quiet --agent.buffer-size 512 --agent.learning-starts 128 "
-        "--agent.memory gru --agent.memory-size 8 --agent.sequence-length 10 --agent.burn-in 2 --agent.prioritized "
-        "--agent.priority-exponent 0.6 --agent.value-head quantile --agent.num-atoms 5 --agent.hidden-sizes 16 16 "
+        "dqn --env CartPole-v1 --wrap hide=1,hide=3 --num-envs 4 --total-steps 1k --log-every 128 --devices 1 --seed 3 "
+        "--eval-episodes 8 --no-tensorboard --log-level quiet --replay prioritized --replay.size 512 --alpha 0.6 "
+        "--learning-starts 128 --memory gru --memory.size 8 --sequence-length 10 --burn-in 2 "
+        "--value quantile --value.atoms 5 --hidden-sizes 16 16 "
         "--run-dir RUN",
         "RUN --episodes 8",
     ),

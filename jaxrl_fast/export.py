@@ -31,7 +31,7 @@ def act(export: Export) -> int:
     try:
         folder = write(export)
     except FileExistsError:  # created by another program since `prepare` looked
-        print_stderr(f"error: {export.folder}: was created meanwhile; choose another folder with --out")
+        print_stderr(f"error: out: was created meanwhile, got {export.folder}; choose another folder")
         return 1
     for line in lines(export):
         print(line)

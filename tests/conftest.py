@@ -41,10 +41,9 @@ hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-UNIT = "unit and not slow"  # the meaning of -m unit
-
 
 def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--nightly", action="store_true", help="also run the tests of tests/nightly.txt")
     parser.addoption("--num-cpu-devices", default=4, type=int, help="CPU devices that tests of sharding see")
 
@@ -52,30 +51,31 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     jax.config.update("jax_num_cpu_devices", config.getoption("--num-cpu-devices"))
     program.build = _checking_key_reuse(program.build)
-    if config.option.markexpr == "unit":
-        config.option.markexpr = UNIT
 
 
 def pytest_ignore_collect(collection_path, config):
     """Import only modules with unit tests for `-m unit`, since importing all takes longer than these tests."""
-    if config.option.markexpr == UNIT and collection_path.name.startswith("test_"):
+    if config.option.markexpr == "unit" and collection_path.name.startswith("test_"):
         return "mark.unit" not in collection_path.read_text(encoding="utf-8") or None
     return None
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect the tests of tests/nightly.txt. If all tests are collected, a line without a match is an error."""
+    """Deselect slow tests without `--slow`, and the tests of tests/nightly.txt without `--nightly`.
+
+    If all tests are collected, a line of tests/nightly.txt without a match is an error.
+    """
     lines = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8").splitlines()
-    nightly = set()
+    slow, nightly = {item for item in items if item.get_closest_marker("slow")}, set()
     for line in lines:
         if line and not line.startswith("#"):
             found = [item for item in items if re.fullmatch(line, item.nodeid)]
             if not found and config.args == config.getini("testpaths") and not config.option.markexpr:
                 raise pytest.UsageError(f"tests/nightly.txt: no test matches {line}")
             nightly.update(found)
-    if not config.getoption("nightly"):
-        config.hook.pytest_deselected(items=[item for item in items if item in nightly])
-        items[:] = [item for item in items if item not in nightly]
+    left_out = (set() if config.getoption("slow") else slow) | (set() if config.getoption("nightly") else nightly)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _checking_key_reuse(build):

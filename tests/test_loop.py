@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from jax.experimental import checkify, io_callback
 
 from jaxrl_fast import agents, async_rollout, loop
-from jaxrl_fast.agents import configs
-from jaxrl_fast.agents.configs import ppo
 from jaxrl_fast.agents.ppo import Config, make
 from jaxrl_fast.envs import wrapper
 from jaxrl_fast.metrics.records import SCORES, summarize
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import program
 from jaxrl_fast.rollout import scores_of
 from jaxrl_fast.training import build
@@ -29,7 +29,7 @@ from tests.helpers.trees import same_bits
 
 def agent_of(env, num_updates=8, **config):
     config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden_sizes=(16,)) | config
-    return make(Config(**config), env.spec, num_updates, env.parallelism)
+    return make(configure(Config, **config), env.spec, num_updates, env.parallelism)
 
 
 def constant_agent(env, rollout_length=25) -> Agent:
@@ -157,19 +157,19 @@ each_algorithm = pytest.mark.parametrize(
         ("ppo", SHORT),
         ("pqn", SHORT),
         slow("dqn", LITTLE),
-        ("dqn", LITTLE | dict(noisy=True, prioritized=True, n_step=3)),
+        ("dqn", LITTLE | dict(noisy=True, replay="prioritized", n_step=3)),
     ],
 )
 
 
 def training_of(algo, options, num_updates, change=lambda env: env):
     env = change(probes.best_action(4))
-    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
+    agent = agents.load(algo).make(configure(ALGORITHMS[algo], **options), env.spec, num_updates)
     return lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
 
 
 OVERLAPPING = [
-    ("ppo", SHORT | dict(normalize_observations=True, normalize_rewards=True)),
+    ("ppo", SHORT | dict(normalize_observations=True, rewards="normalized")),
     ("ppo", SHORT | dict(num_epochs=3, target_kl=1e-4, learning_rate=0.03)),
     ("pqn", SHORT),
 ]
@@ -180,7 +180,7 @@ OVERLAPPING = [
 def test_gradient_steps_in_two_parts_equal_whole_update(algo, options):
     """Check all positions between gradient steps."""
     env = probes.best_action_of_observation(4)
-    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
+    agent = agents.load(algo).make(configure(ALGORITHMS[algo], **options), env.spec, 3)
     state = jax.jit(agent.init)(jax.random.key(0))
     rollout, key, learning = probes.experience(env, agent, state), jax.random.key(1), agent.learning.gradient_steps
     assert learning.num == options["num_epochs"] * options["num_minibatches"]
@@ -208,7 +208,7 @@ def test_overlap_learns_from_previous_rollout(algo, options, num_shards):
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism("shards", num_shards))
         spread = partial(jax.vmap, in_axes=None, axis_size=num_shards, axis_name="shards")
-    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates, env.parallelism)
+    agent = agents.load(algo).make(configure(ALGORITHMS[algo], **options), env.spec, num_updates, env.parallelism)
     of_shard = partial(loop.key_of_shard, env)
 
     def sequential(key):
@@ -250,7 +250,7 @@ def test_overlap_learns_from_previous_rollout(algo, options, num_shards):
 def test_learning_rate_reaches_0_with_overlap():
     """With overlap, the first update makes no gradient steps."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
-    agent = build.make_agent(ppo.PPO(**SHORT), agents.load("ppo"), env, 4)
+    agent = build.make_agent(configure(Config, **SHORT), agents.load("ppo"), env, 4)
     _, metrics = jax.jit(lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 4))()
     rates = metrics["learning_rate_sum"] / agent.learning.gradient_steps.num
     np.testing.assert_allclose(rates[1:], np.array([2, 1, 0]) / 3 * 2.5e-4, atol=1e-9)
@@ -332,7 +332,7 @@ def test_overlap_makes_each_gradient_step_once_and_evenly_over_rollout(num_steps
 def test_restart_envs_ends_episodes_of_rollout_to_be_learned_from():
     """Otherwise the reward totals of reward normalization would continue into the new episodes."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
-    agent = agent_of(env, normalize_rewards=True, gamma=0.9, rollout_length=7)
+    agent = agent_of(env, rewards="normalized", gamma=0.9, rollout_length=7)
     run = jax.jit(lambda state: loop.train(env, agent, state, 1)[0])
     state = run(run(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))))
     anew = jax.jit(partial(program.restart_envs, env, lambda values: agent))(state, {})

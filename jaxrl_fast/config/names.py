@@ -81,8 +81,8 @@ def refuse_unknown(
         word = next(value_of(record, of_choice) for record in records if of_choice in options_of(record))
         *first, last = offered[paths[0]]
         way = f"{', '.join(first)} or {last}" if first else last
-        got = shown(" ".join(map(describe_value, setting.values)))
-        raise ValueError(f"{setting.origin}: {of_choice} {word} has no such option, got {got}; use {of_choice} {way}")
+        got = f", got {shown(' '.join(map(describe_value, setting.values)))}" if setting.values else ""
+        raise ValueError(f"{setting.origin}: {of_choice} {word} has no such option{got}; use {of_choice} {way}")
     if name != setting.name and complete(name, known):
         raise ValueError(f"{setting.origin}: {name} is no switch, got no_; give it a value")
     having = [other for other, config in ALGORITHMS.items() if algo and complete(name, all_options(config))]
@@ -94,9 +94,15 @@ def refuse_unknown(
     candidates = [*known, *offered, "config"]
     ours = ELSEWHERE.get(name.rpartition(".")[2].lower(), "")
     alias = f"; did you mean {ours}?" if ours in candidates else ""
-    hint = nearest(name, candidates, cutoff=0.9) or alias or nearest(name, candidates)
+    hint = _nearest(name, candidates, cutoff=0.9) or alias or _nearest(name, candidates)
     ending = f"; {program} --help all lists all" if setting.on_command_line else ""
     raise ValueError(f"{setting.origin}: unknown option{hint or ending}")
+
+
+def _nearest(name: str, paths: Sequence[str], cutoff: float = 0.6) -> str:
+    """Return a hint at the options whose path or last word is nearest to a name."""
+    spelled = {path.rpartition(".")[2]: path for path in reversed(paths)} | {path: path for path in paths}
+    return nearest(name, spelled, spelled.__getitem__, cutoff)
 
 
 def of_other_parts(known: Mapping[str, Option]) -> dict[str, list[str]]:

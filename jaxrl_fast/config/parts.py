@@ -4,6 +4,7 @@ A run's options are those of several records: `Options` of the run, and the algo
 options into existence, so the parts are chosen first.
 """
 
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,9 +55,8 @@ def apart(settings: Sequence[Setting], known: Mapping[str, Option]) -> list[Sett
         for name, value in pairs:
             inner = "" if name == "kind" else f".{name}"
             values = [value] if isinstance(value, type) else as_values(value)
-            found.append(
-                setting._replace(name=option.name + inner, values=values, origin=f"{origin}{inner}{within}{file}")
-            )
+            of_part = setting._replace(name=option.name + inner, values=values, origin=f"{origin}{inner}{within}{file}")
+            found += apart([of_part], known) if inner else [of_part]  # a part may have parts
     return found
 
 
@@ -107,7 +107,8 @@ def read_values(
         value = convert(option, setting)
         if setting.on_command_line and option.kind is str and value == option.default == "":
             raise ValueError(f"{setting.origin}: must not be empty, got ''; give a value or leave it out")
-        values[name] = values[name] | value if isinstance(value, dict) and name in values else value
+        merges = typing.get_origin(option.kind) is dict and name in values
+        values[name] = values[name] | value if merges else value
     return values
 
 
@@ -124,7 +125,7 @@ def to_plain(record: Any) -> dict[str, Any]:
 
 
 def by_path(mapping: Mapping[str, Any], known: Mapping[str, Option], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a mapping as `to_plain` makes it, by path. `known` are the options of its records."""
+    """Return the values of a mapping as `to_plain` makes it, by path. `known` has the choices by path."""
     found: dict[str, Any] = {}
     for name, value in mapping.items():
         path = prefix + name

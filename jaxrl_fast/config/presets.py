@@ -7,6 +7,7 @@ from shlex import quote
 from typing import Any
 
 from jaxrl_fast.config.paths import CONFIG, check_format
+from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.parsing import nearest
@@ -61,7 +62,7 @@ def _without(names: Collection[str], content: Mapping[str, Any], prefix: str = "
 def _check_preset(meta: Mapping[str, Any], path: Path, names_env: bool) -> None:
     """Raise ValueError for the config.yaml of a run that its options do not describe completely."""
     if "members" in meta:
-        names = join_names(dict.fromkeys(name for label in meta["members"] for name in label))
+        names = join_names(dict.fromkeys(str(name).removeprefix(LABEL) for label in meta["members"] for name in label))
         raise ValueError(
             f"config: a preset cannot hold several values of {names}, got {len(meta['members'])} members of a sweep "
             f"in {path}; give the options of one of them"

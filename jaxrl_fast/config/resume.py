@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast.config.parts import by_path, find
+from jaxrl_fast.config.parts import apart, by_path, find
 from jaxrl_fast.config.paths import CONFIG, RUNS, SWEEP_FILE
 from jaxrl_fast.config.presets import read_meta, read_run
 from jaxrl_fast.config.settings import (
@@ -42,7 +42,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     asked = with_algorithm(Request(algo, "", from_file, [], resumed=True), origin)
     before, now = resolve(asked), resolve(asked._replace(given=written))
     known = now.known
-    for setting in (find(s, known, (now.options, now.agent), now.algo) for s in written):
+    for setting in (find(s, known, (now.options, now.agent), now.algo) for s in apart(written, known)):
         option = known[setting.name]
         old, new = before.value(option.name), now.value(option.name)
         new = "auto" if option.name == "num_envs" and now.auto_num_envs else new

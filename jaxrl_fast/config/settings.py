@@ -1,6 +1,6 @@
 """Resolve the settings of a run from a command line, a preset file or Python keywords.
 
-All three are read as pairs of an option's name and a value ("num_envs", "agent.learning_rate"; `sources`) into one
+All three are read as pairs of an option's name and a value ("num_envs", "memory.size"; `sources`) into one
 `Request`, which reads a preset file once. `resolve` converts the values (`convert`): given options over the preset's,
 and the preset's over the defaults. Every mistake is a ValueError of one line. Neither jax nor numpy is imported, so
 that `--help` and error messages appear at once.

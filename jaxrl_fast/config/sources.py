@@ -40,10 +40,11 @@ def tokenize(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
             positional += argv[i + 1 :]
             break
         if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
-            origin, equals, value = word.partition("=")
-            name = origin.removeprefix("-" if origin == "-h" else "--").replace("-", "_")
+            spelled, equals, value = word.partition("=")
+            name = spelled.removeprefix("-" if spelled == "-h" else "--").replace("-", "_")
             name = ALIASES.get(name, name)
-            settings.append(Setting(name, [value] if equals else [], name, on_command_line=True))
+            origin = name if spelled.startswith("--") else spelled
+            settings.append(Setting(name, [value] if equals else [], origin, on_command_line=True))
         else:
             (settings[-1].values if settings else positional).append(word)
     return positional, settings

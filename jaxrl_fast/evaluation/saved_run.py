@@ -154,7 +154,7 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
             raise ValueError(f"member {name}={requested[name]:g}: members of {folder} have {available}")
         if name not in requested and len(values) > 1:
             which = f"{name} ({join_names(map(str, values))})"
-            example = " ".join(f"{n.removeprefix('agent.')}={requested.get(n, labels[indices[0]][n])}" for n in names)
+            example = " ".join(f"{n.removeprefix(LABEL)}={requested.get(n, labels[indices[0]][n])}" for n in names)
             raise ValueError(f"{folder} has members that differ in {which}; choose one, e.g. member {example}")
     if not indices:
         given = " ".join(f"{name}={value:g}" for name, value in requested.items())

@@ -27,7 +27,7 @@ class Options:
     )
     seed: int | None = option(None, "Training seed of the run to show; none: the first.", bounds=Bounds(0, MAX_INDEX))
     member: dict[str, Any] = option(
-        {}, "For a run of a sweep with several members: values that select one, such as agent.gamma=0.9."
+        {}, "For a run of a sweep with several members: values that select one, such as gamma=0.9."
     )
     play_seed: int = option(0, "Random seed of the episodes.", bounds=Bounds(0, MAX_INDEX))
     which: Literal["best", "last"] = option(

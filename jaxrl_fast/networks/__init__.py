@@ -98,7 +98,7 @@ def network(
     memory_size: int = 128,
     **options,
 ) -> Network:
-    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
+    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct). `options` are `torso.Options`.
 
     `kernel_init` is one of `init.KINDS`, `memory` is "none" or one of `networks.memory.KINDS`.
 
@@ -107,9 +107,9 @@ def network(
     2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
     """
     layer, initial_carry = _memory(memory, memory_size)
-    stream = partial(torso.make_part, obs, slice(-1, None), after_memory=layer is not None, **options)
-    streams = [stream() for _ in range(2)] if dueling else []
-    trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)
+    trunk, streams = torso.make(obs, **options), []
+    if dueling:
+        trunk, streams = torso.split(obs, 2, layer is not None, **options)
     module: Any = _Outputs(trunk, layer, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
 
     def unroll(params, obs, carry=(), reset=None, noise=()):

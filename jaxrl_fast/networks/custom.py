@@ -106,5 +106,5 @@ def _construct(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     try:
         return kind(**values)
     except Exception as error:
-        hint = "; give it in network_options" if isinstance(error, TypeError) and " missing " in str(error) else ""
+        hint = "; give it in network.options" if isinstance(error, TypeError) and " missing " in str(error) else ""
         raise ValueError(f"network: {name} cannot be made: {why(error)}{where(error)}{hint}") from error

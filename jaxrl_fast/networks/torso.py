@@ -1,8 +1,9 @@
 """Define torsos, which map observations to features, and choose one by the shape of the observation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,18 +16,38 @@ from jaxrl_fast.networks.conv import Boards, Convolutions, Residual, in_blocks
 from jaxrl_fast.networks.dense import MLP, ResidualMLP
 from jaxrl_fast.types import PyTree
 
-VECTORS = ("mlp", "simba")  # kinds for observations of any shape, which they flatten
-KINDS = (*VECTORS, "minatar", "nature", "dqn2013", "impala")
 MIN_IMAGE_SIDE = 36  # the smallest side for nature's three convolutions
 
 
-def make(obs: PyTree, **options) -> nn.Module:
-    """Return a module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
+class Kind(NamedTuple):
+    """What distinguishes a kind of torso from others."""
 
-    kind          "mlp", "simba", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation.
-                  An observation of several parts, such as (image, action), may have one [H, W, C] part for a
-                  convolutional kind; the others join its features before the dense layers. "auto" does so if that part
-                  is an image. Also "my_package.my_module:MyTorso", a user's class (`networks.custom`)
+    hidden: tuple[int, ...]  # default widths of the dense layers
+    activation: str  # default
+    min_rows: int  # the fewest rows of a gradient step that occupy a core of a CPU
+    stem: Callable[..., nn.Module] | None = None  # from activation, layer_norm and dtype; None: observations are flat
+    min_side: int = 1  # of an image or a board
+
+
+KINDS = {
+    "mlp": Kind((64, 64), "tanh", 512),
+    "simba": Kind((128,), "relu", 512),
+    "minatar": Kind((128,), "relu", 64, partial(Boards, 16, 3), 3),
+    "nature": Kind((512,), "relu", 8, partial(Convolutions, ((32, 8, 4), (64, 4, 2), (64, 3, 1))), MIN_IMAGE_SIDE),
+    "dqn2013": Kind((256,), "relu", 8, partial(Convolutions, ((16, 8, 4), (32, 4, 2))), MIN_IMAGE_SIDE),
+    "impala": Kind((256,), "relu", 8, partial(Residual, (16, 32, 32))),
+}
+CUSTOM = Kind((), "relu", 64)
+VECTORS = tuple(name for name, kind in KINDS.items() if kind.stem is None)  # for observations of any shape
+
+
+class Options(NamedTuple):
+    """The options of a torso.
+
+    kind          one of KINDS, or "auto": by the shape of the observation. An observation of several parts, such as
+                  (image, action), may have one [H, W, C] part for a convolutional kind; the others join its features
+                  before the dense layers. "auto" does so if that part is an image. Also a user's class
+                  "my_package.my_module:MyTorso" (`networks.custom`)
     observations  how arrays [H, W] and [H, W, C] are read: "image" (shades from 0 to 255, divided by 255; also
                   [C, H, W]), "board" (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes
                   with sides of at least 16 are images, other arrays are boards
@@ -38,90 +59,91 @@ def make(obs: PyTree, **options) -> nn.Module:
     dtype         the type of all intermediate results
     batch_renorm  how the inputs and outputs of dense layers are normalized over the batch, if they are
     action_size   D: the input is a pair (obs, action [..., D]), and the action joins the features; 0: it is obs
-
-    The module's `init` fills kernels with their gains; `init.init_params` draws them.
     """
-    return make_part(obs, slice(None), **options)
+
+    kind: str = "auto"
+    observations: str = "auto"
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    hidden: tuple[int, ...] = ()
+    activation: str = "auto"
+    layer_norm: bool = False
+    noisy: bool = False
+    dtype: Any = jnp.float32
+    batch_renorm: RenormOptions | None = None
+    action_size: int = 0
 
 
-def make_part(
-    obs: PyTree,
-    part: slice,
-    *,
-    after_memory: bool = False,
-    kind: str = "auto",
-    observations: str = "auto",
-    arguments: Mapping[str, Any] = MappingProxyType({}),
-    hidden: tuple[int, ...] = (),
-    activation: str = "auto",
-    layer_norm: bool = False,
-    noisy: bool = False,
-    dtype: jnp.dtype = jnp.float32,
-    batch_renorm: RenormOptions | None = None,
-    action_size: int = 0,
-) -> nn.Module:
-    """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others.
+def make(obs: PyTree, **options: Any) -> nn.Module:
+    """Return a module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    With `after_memory`, the layers of that MLP read the vectors that a memory returns, and not the torso's features.
+    `options` are those of `Options`. The module's `init` fills kernels with their gains; `init.init_params` draws them.
     """
-    kind = choose_kind(obs, kind, observations)
-    if arguments and not custom.is_custom(kind):
-        raise ValueError(f"network_options: has no effect on network {kind}; use a class, package.module:MyTorso")
-    default_hidden, default_activation = {
-        "mlp": ((64, 64), "tanh"),
-        "simba": ((128,), "relu"),
-        "minatar": ((128,), "relu"),
-        "nature": ((512,), "relu"),
-        "dqn2013": ((256,), "relu"),
-        "impala": ((256,), "relu"),
-    }.get(kind, ((), "relu"))
-    activation = default_activation if activation == "auto" else activation
-    widths = tuple(hidden) or default_hidden
-    layers: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, dtype=dtype)
-    inputs = with_action(obs, action_size)
+    chosen = resolve(obs, Options(**options))
+    return _with_stem(obs, chosen, slice(None))
+
+
+def split(obs: PyTree, num_streams: int, after_memory: bool, **options: Any) -> tuple[nn.Module, list[nn.Module]]:
+    """Return a torso without its last dense layer, and that layer `num_streams` times, for streams of a network.
+
+    With `after_memory`, the streams read the vectors that a memory returns, and not the torso's features.
+    """
+    chosen = resolve(obs, Options(**options))
+    streams = [_dense(obs, chosen, slice(-1, None), after_memory) for _ in range(num_streams)]
+    return _with_stem(obs, chosen, slice(None, -1)), streams
+
+
+def resolve(obs: PyTree, options: Options) -> Options:
+    """Return the options with the kind, the widths and the activation that "auto" and () mean for an observation."""
+    kind = choose_kind(obs, options.kind, options.observations)
+    if options.arguments and not custom.is_custom(kind):
+        problem = f"network {kind} has no such option, got {next(iter(options.arguments))}"
+        raise ValueError(f"network.options: {problem}; use a class, package.module:MyTorso")
+    defaults = KINDS.get(kind, CUSTOM)
+    activation = defaults.activation if options.activation == "auto" else options.activation
+    return options._replace(kind=kind, hidden=tuple(options.hidden) or defaults.hidden, activation=activation)
+
+
+def _with_stem(obs: PyTree, options: Options, part: slice) -> nn.Module:
+    """Return a torso with some of its dense layers."""
+    inputs, observations = with_action(obs, options.action_size), options.observations
+    mlp = _dense(obs, options, part)
+    if custom.is_custom(options.kind):
+        module = custom.make(options.kind, options.arguments, obs, observations, options.dtype)
+        return custom.Custom(inputs, custom.JoinAction(module) if options.action_size else module, mlp, observations)
+    stem = KINDS[options.kind].stem
+    made = stem and stem(activation=options.activation, layer_norm=options.layer_norm, dtype=options.dtype)
+    return Torso(inputs, made, mlp, observations)
+
+
+def _dense(obs: PyTree, options: Options, part: slice, after_memory: bool = False) -> nn.Module:
+    """Return some of the dense layers of a torso."""
+    if options.kind == "simba":
+        return _residual(options, part, after_memory)
     # Features of boards keep their axes [F, H', W'] up to the first dense layer: kernels.dense reads them as they lie.
-    is_one = len(jax.tree.leaves(inputs)) == 1
-    follows_boards = kind == "minatar" and is_one and not after_memory and 0 in range(len(widths))[part]
-    mlp: nn.Module
-    if kind == "simba":
-        mlp = _residual(widths, part, after_memory, activation, dtype, noisy, batch_renorm)
-    else:
-        input_axes = 3 if follows_boards else 1
-        mlp = MLP(widths[part], noisy=noisy, input_axes=input_axes, batch_renorm=batch_renorm, **layers)
-    if part.start is not None:
-        return mlp
-    if custom.is_custom(kind):
-        module = custom.make(kind, arguments, obs, observations, dtype)
-        return custom.Custom(inputs, custom.JoinAction(module) if action_size else module, mlp, observations)
-    stem = {
-        "mlp": lambda: None,
-        "simba": lambda: None,
-        "minatar": lambda: Boards(16, 3, **layers),
-        "nature": lambda: Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), **layers),
-        "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), **layers),
-        "impala": lambda: Residual((16, 32, 32), **layers),
-    }[kind]()
-    return Torso(inputs, stem, mlp, observations)
+    is_one = len(jax.tree.leaves(with_action(obs, options.action_size))) == 1
+    is_first = 0 in range(len(options.hidden))[part] and not after_memory
+    return MLP(
+        options.hidden[part],
+        noisy=options.noisy,
+        input_axes=3 if options.kind == "minatar" and is_one and is_first else 1,
+        batch_renorm=options.batch_renorm,
+        activation=options.activation,
+        layer_norm=options.layer_norm,
+        dtype=options.dtype,
+    )
 
 
-def _residual(
-    widths: tuple[int, ...],
-    part: slice,
-    after_memory: bool,
-    activation: str,
-    dtype: jnp.dtype,
-    noisy: bool,
-    batch_renorm: RenormOptions | None,
-) -> ResidualMLP:
+def _residual(options: Options, part: slice, after_memory: bool) -> ResidualMLP:
     """Return some of the blocks of a simba network. Raise ValueError for options that simba does not support."""
+    widths = options.hidden
     if len(set(widths)) > 1:
         got = ", ".join(map(str, widths))
-        raise ValueError(f"hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
-    if batch_renorm or noisy:
-        option = "crossq" if batch_renorm else "noisy"
-        raise ValueError(f"{option}: network simba has layers of its own, got true; use network mlp")
+        raise ValueError(f"network.hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
+    if options.batch_renorm or options.noisy:
+        option, got = ("target", "none") if options.batch_renorm else ("noisy", "true")
+        raise ValueError(f"{option}: network simba has layers of its own, got {got}; use network mlp")
     begins, ends = part.start is None or after_memory, part.stop is None
-    return ResidualMLP(widths[0], len(widths[part]), activation, dtype, begins, ends)
+    return ResidualMLP(widths[0], len(widths[part]), options.activation, options.dtype, begins, ends)
 
 
 def with_action(obs: PyTree, action_size: int = 0) -> PyTree:
@@ -131,16 +153,18 @@ def with_action(obs: PyTree, action_size: int = 0) -> PyTree:
 
 def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
     """Return the kind of torso for observations like `obs` (ShapeDtypeStruct). Raise ValueError if it does not fit."""
-    _check_word("observations", observations, reading.READINGS)
+    _check_word("network.observations", observations, reading.READINGS)
     if custom.is_custom(kind):
         return kind
-    _check_word("network", kind, KINDS)
+    _check_word("network", kind, (*KINDS,))
     leaves = jax.tree.leaves(obs)
     if observations == "image" and all(len(leaf.shape) < 2 for leaf in leaves):
-        raise ValueError(f"observations: image requires [H, W] or [H, W, C], got {_describe(obs)}; use vector")
+        raise ValueError(f"network.observations: image requires [H, W] or [H, W, C], got {_describe(obs)}; use vector")
     shape = leaves[0].shape if len(leaves) == 1 else None
     if observations == "vector" and kind not in ("auto", *VECTORS):
-        raise ValueError(f"observations: network {kind} requires an image or a board, got vector; use network mlp")
+        raise ValueError(
+            f"network.observations: network {kind} requires an image or a board, got vector; use network mlp"
+        )
     if kind in VECTORS or observations == "vector":
         return kind if kind in VECTORS else "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]
@@ -150,7 +174,7 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     shape = reading.shape(images[0], observations) if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
         raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")
-    side, smallest = min(shape[:2]), {"nature": MIN_IMAGE_SIDE, "dqn2013": MIN_IMAGE_SIDE, "minatar": 3}.get(kind, 1)
+    side, smallest = min(shape[:2]), KINDS[kind].min_side if kind != "auto" else 1
     if side < smallest:
         raise ValueError(
             f"network: {kind} requires {smallest}x{smallest} pixels or more, got {_describe(obs)}; use mlp"

@@ -1,6 +1,6 @@
 """Compare runs: group them into curves and draw them in one figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,7 +11,7 @@ from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.config.paths import METRICS
 from jaxrl_fast.config.population import LABEL, by_member
 from jaxrl_fast.config.settings import to_mapping
-from jaxrl_fast.options.declare import option, options_of
+from jaxrl_fast.options.declare import complete, option, options_of
 from jaxrl_fast.options.run import Task
 from jaxrl_fast.utils import files, formatting, warnings
 from jaxrl_fast.utils.files import path_of
@@ -30,6 +30,7 @@ X_AXES = {  # metric and label of the horizontal axis
 }
 NOT_COMPARED = ("seed", "num_seeds", "devices")  # runs that differ only in these belong to one curve
 MAX_NAMED_OPTIONS = 3  # in a curve's name
+SPACES = str.maketrans("_.", "  ")  # in the names of options
 MAX_BINS = 60  # points of a curve
 
 
@@ -110,15 +111,23 @@ def group_runs(targets: Sequence[Path], options: Options) -> dict[str, list[RunR
         return group_by_options(runs)
     known = dict.fromkeys(name for run in runs for name in run.options)
     found: dict[str, list[RunRecords]] = {}
-    for name in options.group_by:
-        if name.replace("-", "_") not in known:
-            raise ValueError(f"group_by: no run has such an option, got {name}{nearest(name.replace('-', '_'), known)}")
-    keys = [name.replace("-", "_") for name in options.group_by]
+    keys = [find_option(name, known) for name in options.group_by]
     if "env" not in keys and len({format_option("env", run.options["env"]) for run in runs}) > 1:
         keys.append("env")  # returns of different environments cannot be averaged
     for run in sorted(runs, key=lambda run: _rank([run.options.get(key) for key in keys])):
         found.setdefault(", ".join(format_option(key, run.options.get(key)) for key in keys), []).append(run)
     return found
+
+
+def find_option(name: str, known: Iterable[str]) -> str:
+    """Return the path of the option that a name means. Raise ValueError if no option, or more than one, has it."""
+    written = name.replace("-", "_")
+    paths = complete(written, known)
+    if not paths:
+        raise ValueError(f"group_by: no run has such an option, got {name}{nearest(written, known)}")
+    if len(paths) > 1:
+        raise ValueError(f"group_by: must name one option, got {name} for {' and '.join(paths)}; use a whole name")
+    return paths[0]
 
 
 def unique_folders(targets: Sequence[Path]) -> list[Path]:
@@ -240,7 +249,7 @@ def format_option(name: str, value: Any) -> str:
     value = " ".join(map(str, value)) or "default" if isinstance(value, (list, tuple)) else value
     if name in ("algo", "env"):
         return str(value).rpartition("/")[2]
-    return f"{name.removeprefix('agent.').replace('_', ' ')} {value}"
+    return f"{name.translate(SPACES)} {value}"
 
 
 def draw_figure(found: Mapping[str, Sequence[RunRecords]], options: Options) -> Any:

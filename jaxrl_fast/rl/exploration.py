@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.options.declare import MAX_SCHEDULE
 from jaxrl_fast.options.explore import Epsilon
 from jaxrl_fast.types import Discrete, EnvSpec, Key, Parallelism
 
-MAX_COUNT = 2**30  # environment steps: the largest power of two in int32; schedules end before
+MAX_COUNT = MAX_SCHEDULE  # environment steps: the largest power of two in int32
 
 
 class Noise(NamedTuple):

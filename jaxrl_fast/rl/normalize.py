@@ -157,7 +157,7 @@ def _apply(clip: float, epsilon: float, stats: Stats, x: Array) -> Array:
     return jnp.clip((x - mean) * scale, -clip, clip)
 
 
-def clip_rewards(rollout: Rollout, clip: bool | None = True) -> Rollout:
+def clip_rewards(rollout: Rollout, clip: bool = True) -> Rollout:
     """Replace rewards by their signs, so that all Atari tasks share one scale (Mnih et al. 2015, methods)."""
     steps = rollout.steps
     return rollout._replace(steps=steps._replace(reward=jnp.sign(steps.reward))) if clip else rollout

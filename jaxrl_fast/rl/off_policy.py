@@ -142,7 +142,7 @@ def max_grad_steps(schedule: ReplayRatio) -> int:
 def check_sizes(
     config: OffPolicy, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, schedule: ReplayRatio
 ) -> None:
-    """Raise ValueError if a batch does not fit the devices or the buffer. ."""
+    """Raise ValueError if a batch does not fit the devices or the buffer."""
     num_envs = spec.num_envs * parallelism.num_shards
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
@@ -190,7 +190,7 @@ def check(schedule: ReplayRatio, target_update_interval: int, as_fraction: Calla
     near = [max(1, min(round(asked * q), MAX_COUNT // longest)) / q for q in tens]
     nearest = min((x for x in near if countable(as_fraction(x))), key=lambda x: abs(x - asked))
     raise ValueError(
-        f"replay_ratio: cannot be counted exactly with {per_update} steps per update and target_update_interval "
+        f"replay_ratio: cannot be counted exactly with {per_update} steps per update and target.interval "
         f"{target_update_interval}, got {asked}; use {nearest}"
     )
 

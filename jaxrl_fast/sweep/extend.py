@@ -48,6 +48,9 @@ def extend(
     fixed, several = grid.sort_out(with_algorithm(asked, SWEEP_FILE), split)
     given = {setting.name: [setting] for setting in fixed} | several
     for name, settings in given.items():
+        if any(name not in group.settings.known for group in sweep.groups.values()):
+            problem = f"not every run of the sweep has this option, got {plain(tuple(settings[0].values))}"
+            raise ValueError(f"{settings[0].origin}: {problem}; start another sweep for it")
         _check_extends(sweep, known[name], name, settings)
     if length := given.pop(LENGTH, []):
         sweep = _lengthen(sweep, convert(known[LENGTH], length[0]), length[0].origin)

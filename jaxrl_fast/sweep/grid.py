@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast.config import load
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.help import print_run_help
+from jaxrl_fast.config.names import positive
 from jaxrl_fast.config.parts import choose, find, known_options, read_values
 from jaxrl_fast.config.population import Member, real_numbers
 from jaxrl_fast.config.settings import (
@@ -88,8 +89,8 @@ def from_keywords(
 
 def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     """Return every combination, resolved; combinations that can share a program are in one group."""
-    own, name, resume = _own([s for s in written if s.name in OWN])
-    written = [s for s in written if s.name not in OWN]
+    own, name, resume = _own([s for s in written if positive(s.name) in OWN])
+    written = [s for s in written if positive(s.name) not in OWN]
     level = [s for s in written if s.name == "log_level"]
     log_level = convert(OF_RUN["log_level"], level[-1]) if level else Options.log_level
     if resume:
@@ -132,7 +133,7 @@ def sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[
     axes: dict[str, list[Setting]] = {}
     fixed: list[Setting] = []
     for written in _apart(asked.given, known):
-        setting = find(written, known, records, asked.algo, SWEEP)
+        setting = find(written, known | OWN, records, asked.algo, SWEEP)
         if setting.name == "run_dir":
             raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use sweep_dir")
         if setting.name in ("dry_run", "replay_dir"):

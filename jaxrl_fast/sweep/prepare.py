@@ -156,7 +156,8 @@ def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
         warnings.warn(f"{folder} was trained on environment instances; make sure that the given ones are the same")
     new, old = list(_member_settings(request.groups)), list(_member_settings(saved.groups.values()))
     if sorted(map(repr, new)) != sorted(map(repr, old)) or saved.scale != request.own.scale:
-        names = [name for name in new[0] if {str(m[name]) for m in new} != {str(m.get(name)) for m in old}]
+        all_names = dict.fromkeys(name for member in (*new, *old) for name in member)
+        names = [name for name in all_names if {str(m.get(name)) for m in new} != {str(m.get(name)) for m in old}]
         what = f" ({', '.join(names[:3])} differ)" if names else ""
         raise ValueError(f"{option}: {folder} holds a different sweep{what}; choose another {option}")
     trainings = (grid.part(group, [member]) for group in request.groups for member in group.members)
@@ -169,9 +170,9 @@ def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
 def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
     """Yield for each member a flat dictionary of every setting that affects its training."""
     for group in groups:
+        known = group.settings.known
         for member in group.members:
-            settings = grid.part(group, [member]).settings
-            content = by_path(to_mapping(settings), settings.known)
+            content = by_path(to_mapping(grid.part(group, [member]).settings), known)
             yield {"seed": member.seed} | {k: v for k, v in content.items() if k not in MAY_DIFFER}
 
 

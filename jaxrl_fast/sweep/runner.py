@@ -98,7 +98,7 @@ def unused(sweep: SweepPlan) -> list[str]:
 def single_numbers(sweep: SweepPlan) -> list[str]:
     """Return a note for each option that takes several numbers, but has a single one in every run of the sweep.
 
-    `--agent.hidden-sizes 128,256` may have been meant as one network of two layers.
+    `--hidden-sizes 128,256` may have been meant as one network of two layers.
     """
     notes = []
     for column in sweep.columns:

@@ -2,14 +2,15 @@
 
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxrl_fast.config.convert import SWITCHES, convert, is_integer
 from jaxrl_fast.config.settings import plain
 from jaxrl_fast.config.sources import Setting, from_mapping
 from jaxrl_fast.envs import BACKENDS
-from jaxrl_fast.options.declare import Option
+from jaxrl_fast.options.declare import Option, Part
+from jaxrl_fast.utils.importing import describe
 from jaxrl_fast.utils.parsing import parse_int, shown
 
 MAX_VALUES = 10_000  # runs in a sweep
@@ -42,6 +43,9 @@ def split_values(option: Option, setting: Setting) -> list[Setting]:
     several = list(value) if isinstance(value, list | tuple | range) and not one else [value]
     if len(several) > MAX_VALUES:
         raise ValueError(f"{setting.origin}: has at most {MAX_VALUES} values, got {len(several)}")
+    if option.parts and len(several) > 1 and any(isinstance(v, Mapping | Part) for v in several):
+        remedy = "give the options of a part by their own names"
+        raise ValueError(f"{setting.origin}: several values must be words, got {describe(several)}; {remedy}")
     if typing.get_origin(option.kind) is tuple and not any(isinstance(v, list | tuple) for v in several):
         several = [value]
     if not several:

@@ -25,9 +25,6 @@ from jaxrl_fast.utils.parsing import nearest
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
 CAPABILITIES = frozenset({"shards", "grad_workers", "sequential_seeds"})  # the names allowed in SUPPORTS
-# The fewest rows of a gradient step that occupy a core, by network. With fewer rows, a shard waits longer than it
-# saves, and a seed is faster if computed together with others.
-MIN_ROWS = {"mlp": 512, "simba": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
 # Each gradient worker needs that many rows. Then workers pay off for agents whose parameters and optimizer take at most
 # MAX_LEARNED bytes, because each worker sums and updates all of them. With twice the rows, they pay off for twice the
 # bytes. MAX_REPEATED bounds the bytes of all workers together.
@@ -231,11 +228,14 @@ def _num_parts(settings: Settings, spec: EnvSpec) -> int:
 
 
 def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec) -> int:
-    """Return how many cores the rows of a gradient step occupy."""
+    """Return how many cores the rows of a gradient step occupy.
+
+    With fewer rows than `min_rows`, a shard waits longer than it saves, and a seed is faster together with others.
+    """
     if "shards" not in supported:
         return 0
     rows = _gradient_rows(settings, spec)
-    return rows // MIN_ROWS.get(_network_kind(settings, spec), MIN_ROWS["minatar"])
+    return rows // torso.KINDS.get(_network_kind(settings, spec), torso.CUSTOM).min_rows
 
 
 def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:

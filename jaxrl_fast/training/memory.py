@@ -57,11 +57,11 @@ def rollout_bytes(env: Env, agent: Agent) -> int:
 
 
 def check_fits(
-    needed: MemoryEstimate, buffer_size: int | None, steps_per_update: int = 1, resumed: bool = False
+    needed: MemoryEstimate, replay_size: int | None, steps_per_update: int = 1, resumed: bool = False
 ) -> None:
-    """Raise ValueError if a run does not fit into memory; the error names the largest `buffer_size` that fits.
+    """Raise ValueError if a run does not fit into memory; the error names the largest `replay_size` that fits.
 
-    The replay is counted in whole updates. A resumed run cannot change its `buffer_size`, and one copy of its state is
+    The replay is counted in whole updates. A resumed run cannot change its `replay_size`, and one copy of its state is
     already in the host's memory.
     """
     copies = 1 if resumed else needed.copies
@@ -71,13 +71,13 @@ def check_fits(
     rest = needed.free - copies * others
     if resumed:
         raise ValueError(f"this run does not fit into memory here ({needed})")
-    if buffer_size is None or rest <= 0:
+    if replay_size is None or rest <= 0:
         raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
-    held = max(buffer_size // steps_per_update, 1) * steps_per_update
+    held = max(replay_size // steps_per_update, 1) * steps_per_update
     fits = math.floor(rest / (copies * needed.replay / held))
     unit = 10 ** max(len(str(fits)) - 3, 0)
     twice = ", twice while saving," if copies > 1 else ""
     raise ValueError(
         f"replay.size: a replay of {format_bytes(needed.replay)}{twice} does not fit into "
-        f"{format_bytes(rest)}, got {buffer_size}; use at most {fits // unit * unit}"
+        f"{format_bytes(rest)}, got {replay_size}; use at most {fits // unit * unit}"
     )

@@ -211,7 +211,7 @@ def check_services(options: Options) -> None:
     """Raise ValueError if a requested logging service is not installed."""
     for service in ("wandb", "trackio"):
         if getattr(options, service) and util.find_spec(service) is None:
-            raise ValueError(f'--{service}: {service} is not installed; pip install "jaxrl_fast[{service}]"')
+            raise ValueError(f'{service}: {service} is not installed; pip install "jaxrl_fast[{service}]"')
 
 
 def check_devices(options: Options) -> None:

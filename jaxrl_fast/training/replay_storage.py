@@ -127,19 +127,19 @@ def _capacities(
     needs: memory.MemoryEstimate,
     there: memory.MemoryEstimate,
     packed: bool,
-    buffer_size: int,
+    replay_size: int,
     on_disk: int | None,
     copies_on_disk: int,
 ) -> dict[str, float]:
-    """Return the largest buffer_size that fits into each storage. `there`: an agent without observations.
+    """Return the largest replay_size that fits into each storage. `there`: an agent without observations.
 
     On a CPU, the device's memory is the host's. On disk, the best checkpoint may keep blocks that the newest has not.
     """
-    copies, raw = needs.copies, (needs.replay - there.replay) / buffer_size
+    copies, raw = needs.copies, (needs.replay - there.replay) / replay_size
     kept = raw / SHRINK if packed else raw
     in_memory = kept if packed else 2 * kept  # new blocks are copied while they are saved
     shared = jax.local_devices()[0].platform == "cpu"
-    others = copies * there.replay / buffer_size  # bytes on the device for each transition
+    others = copies * there.replay / replay_size  # bytes on the device for each transition
     infinite = lambda free: math.inf if free is None else free
     rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
     on_host = rest / (others + in_memory) if shared else min(rest / others, infinite(host_free_bytes()) / in_memory)

@@ -33,7 +33,7 @@ class RunLogger:
                 try:
                     self.sinks.append(trackers.Tracker(service, *who, settings.to_mapping(plan.settings)))
                 except Exception as error:  # any error: the user is not logged in, the service does not respond
-                    warnings.warn(f"--{service}: {why(error)}; training continues without it")
+                    warnings.warn(f"{service}: {why(error)}; training continues without it")
 
     def write(self, records: Sequence[sinks.Record]) -> None:
         """Write a record of each seed."""

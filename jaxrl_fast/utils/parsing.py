@@ -13,7 +13,7 @@ MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # range of normal float32 numbers
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
     """Return the end of an error message about an unknown word: "; did you mean a or b?", or "".
 
-    A name whose last part is the word, as in "agent.clip_coef" for "clip", is always suggested.
+    A name whose last part is the word, as in "replay.size" for "size", is always suggested.
 
     Args:
         word: The unknown word.
@@ -25,7 +25,8 @@ def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = st
     tail = word.lower().rpartition(".")[2]
     close = [name for name in by_lower if name.rpartition(".")[2] == tail]
     close = close or difflib.get_close_matches(word.lower(), by_lower, n=2, cutoff=cutoff)
-    return f"; did you mean {' or '.join(spell(by_lower[name]) for name in close)}?" if close else ""
+    spelled = dict.fromkeys(spell(by_lower[name]) for name in close)
+    return f"; did you mean {' or '.join(spelled)}?" if close else ""
 
 
 def shown(words: object) -> str:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import actor_critic
 from jaxrl_fast.kernels import build
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.rl import off_policy
@@ -41,7 +42,7 @@ from tests.helpers.trees import same_bits
 
 each_algorithm = pytest.mark.parametrize("algo", MODULES)
 each_rule = pytest.mark.parametrize("algo", ["sac", "td3"])  # DDPG is a setting of TD3
-LOUD = {"sac": {}, "td3": dict(exploration_noise=1.0), "ddpg": dict(exploration_noise=1.0)}
+LOUD = {"sac": {}, "td3": dict(std=1.0), "ddpg": dict(std=1.0)}
 
 
 # Actions
@@ -79,8 +80,8 @@ def test_greedy_action_is_tanh_of_policy_mean(algo):
 @given(st.integers(0, 70), st.sampled_from([1, 3, 7]), st.integers(1, 3))
 def test_actions_are_random_before_first_gradient_step(algo, num_envs, learning_starts, length, n_step):
     """Each step is checked, also if the first gradient step falls within a rollout. The policy's action is 1/4."""
-    config = dict(learning_starts=learning_starts, rollout_length=length, n_step=n_step, buffer_size=1000)
-    config |= dict(noise_theta=0.15) if algo == "sac" else dict(exploration_noise=0.0)
+    config = dict(learning_starts=learning_starts, rollout_length=length, n_step=n_step, size=1000)
+    config |= dict(noise="ou") if algo == "sac" else dict(std=0.0)
     agent, learner = actor_of(algo, (np.arctanh(0.25),), log_std=-20.0, num_envs=num_envs, **config)
     first = max(learning_starts, (n_step + 1) * num_envs)
     carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, 1)), agent.initial_carry)
@@ -97,7 +98,7 @@ def test_actions_are_random_before_first_gradient_step(algo, num_envs, learning_
 @each_rule
 def test_learning_starts_counts_environment_steps_of_all_shards(algo):
     """Two environments on each of 4 shards take 8 environment steps at once; 20 precede the first gradient step."""
-    noise = {} if algo == "sac" else dict(exploration_noise=0.0)
+    noise = {} if algo == "sac" else dict(std=0.0)
     config = dict(num_envs=2, num_shards=4, learning_starts=20, batch_size=8, log_std=-20.0)
     agent, learner = actor_of(algo, (np.arctanh(0.25),), **config | noise)
     noise = agent.sample_noise(jax.random.key(0), 4, 2)
@@ -114,7 +115,8 @@ def rollout_with_noise(algo, theta, warm_up, num_envs=200, num_steps=33, **confi
     With `warm_up` all actions are random, without it none.
     """
     env = with_continuous_actions(probes.constant_reward(num_envs))
-    config = dict(buffer_size=10**6, learning_starts=10**6 if warm_up else 0, noise_theta=theta, n_step=1) | config
+    noise = {} if theta == 1.0 else dict(noise=dict(kind="ou", theta=theta))
+    config = noise | dict(size=10**6, learning_starts=10**6 if warm_up else 0, n_step=1) | config
     agent, learner = actor_of(algo, num_envs=num_envs, **config)
     state = state_of(learner, num_updates=100)
     noise = agent.sample_noise(jax.random.key(2), num_steps, num_envs)
@@ -155,8 +157,8 @@ def test_exploration_noise_process_resets_at_episode_start(algo, theta):
 @pytest.mark.parametrize("warm_up", [True, False])
 @each_algorithm
 def test_actions_are_within_action_bounds(algo, warm_up):
-    noise = {} if algo == "sac" else dict(exploration_noise=5.0)
-    agent, learner = actor_of(algo, (2.0,), 2.0, 500, learning_starts=10**4 * warm_up, buffer_size=10**4, **noise)
+    noise = {} if algo == "sac" else dict(std=5.0)
+    agent, learner = actor_of(algo, (2.0,), 2.0, 500, learning_starts=10**4 * warm_up, size=10**4, **noise)
     noise = agent.sample_noise(jax.random.key(0), 1, 500)
     state, inputs = state_of(learner, 2), PolicyInput(jnp.zeros((500, 1)))
     action = np.asarray(agent.explore(state, inputs, (), jax.tree.map(lambda x: x[0], noise)).action)
@@ -191,7 +193,7 @@ class AsymmetricBounds:
 def test_env_gets_scaled_actions_and_replay_buffer_stores_normalized_actions(algo, num_updates):
     env = envs.make(AsymmetricBounds(), 16)
     assert env.spec.action == Box((2,))
-    config = dict(num_envs=16, rollout_length=8, buffer_size=256, learning_starts=256)
+    config = dict(num_envs=16, rollout_length=8, size=256, learning_starts=256)
     agent, learner = actor_of(algo, (1.0, -1.0), **config)
     steps = probes.experience(env, agent, state_of(learner, num_updates)).steps
     action, given = np.asarray(steps.action[:-1], float), np.asarray(steps.obs[1:])
@@ -217,7 +219,7 @@ def test_number_of_gradient_steps_follows_replay_ratio(num_envs, ratio):
     """After each update the total is floor(ratio (steps - first)). A stub counts gradient steps."""
     context = tables_of(
         "td3", num_envs=num_envs, rollout_length=2, learning_starts=3 * num_envs + 1, replay_ratio=ratio,
-        buffer_size=8 * num_envs,
+        size=8 * num_envs,
     )  # fmt: skip
 
     def gradient_step(context, buffer, num_updates, keys, learner, counts):
@@ -247,17 +249,17 @@ class Compiled(NamedTuple):
 
 
 @cache
-def compiled(algo, prioritized=False):
+def compiled(algo, kind="uniform"):
     agent = make(
         algo, num_envs=4, num_obs=3, num_actions=2, learning_rate=0.01, critic_learning_rate=0.01, n_step=2,
-        prioritized=prioritized, num_critics=3, replay_ratio=0.125, num_updates=3,
+        replay=kind, num_critics=3, replay_ratio=0.125, num_updates=3,
     )  # fmt: skip
     return Compiled(jax.jit(agent.init), jax.jit(agent.update), context_of(agent))
 
 
-def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
+def learn_rollouts(algo, kind="uniform", poison=None, seed=0):
     """Return state and metrics after updates of 0, 2 and 2 gradient steps. `poison` overwrites the reset rows."""
-    made = compiled(algo, prioritized)
+    made = compiled(algo, kind)
     state, metrics, ignored = made.init(jax.random.key(seed)), [], 0
     for u in range(3):
         rollout = rollout_of(4, 4, 3, 2, seed=u)
@@ -273,18 +275,19 @@ def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("algo", "prioritized"), [("sac", False), ("td3", False), slow("sac", True), slow("td3", True)]
+    ("algo", "kind"),
+    [slow("sac", "uniform"), ("td3", "uniform"), slow("sac", "prioritized"), slow("td3", "prioritized")],
 )
 @pytest.mark.parametrize("poison", [np.nan, 1e6])
-def test_reset_rows_do_not_affect_learning(algo, prioritized, poison):
+def test_reset_rows_do_not_affect_learning(algo, kind, poison):
     """Actions and rewards of reset rows are overwritten. Learner, priorities and metrics stay bit-identical."""
-    clean, spoiled = (learn_rollouts(algo, prioritized, x) for x in (None, poison))
-    learned = lambda of: (of[0].learner, of[0].replay[1:] if prioritized else (), of[1])
+    clean, spoiled = (learn_rollouts(algo, kind, x) for x in (None, poison))
+    learned = lambda of: (of[0].learner, of[0].replay[1:] if kind == "prioritized" else (), of[1])
     assert same_bits(learned(clean), learned(spoiled))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learned(clean)))
 
 
-@each_rule
+@pytest.mark.parametrize("algo", [slow("sac"), "td3"])
 def test_observation_statistics_exclude_reset_rows(algo):
     """The oracle is an agent without normalization that learns from observations normalized with numpy."""
     options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5)
@@ -308,6 +311,7 @@ def test_observation_statistics_exclude_reset_rows(algo):
     close(act(normalizing, state, obs), act(plain, wanted, by_numpy))
 
 
+@pytest.mark.slow
 @each_rule
 def test_observations_in_replay_are_normalized_by_current_statistics(algo):
     """No gradient step follows the first of two rollouts. The oracle is an agent that is given normalized ones."""
@@ -412,7 +416,7 @@ def test_zeroing_transform_leaves_all_parameters_unchanged(algo):
 @pytest.mark.parametrize("delay", [1, 3])
 def test_annealed_learning_rates_reach_zero_at_last_gradient_step(part, delay):
     """96 gradient steps: (100 updates * 4 steps - 16) / 4. For a constant gradient Adam's step is the learning rate."""
-    config = dict(anneal_lr=True, learning_rate=0.5, critic_learning_rate=0.25, learning_starts=16)
+    config = dict(schedule="linear", learning_rate=0.5, critic_learning_rate=0.25, learning_starts=16)
     context = context_of(make("sac", policy_delay=delay, **config))
     rule, rate = getattr(context.optimizer, part), 0.25 if part == "critic" else 0.5
     gradient, steps = jnp.ones(1), 96 // (1 if part == "critic" else delay)
@@ -436,10 +440,10 @@ def test_make_counts_gradient_steps_of_whole_run(algo):
 def trained(algo, env, num_updates, seed=0, **config):
     """Train; return functions for greedy actions of obs [B, D] and the critics' values of (obs, action [B, 1])."""
     defaults = dict(
-        buffer_size=4096, batch_size=32, replay_ratio=0.5, learning_starts=256, hidden_sizes=(32,), tau=0.05,
+        size=4096, batch_size=32, replay_ratio=0.5, learning_starts=256, hidden_sizes=(32,), tau=0.05,
         gamma=probes.GAMMA, learning_rate=3e-3, critic_learning_rate=1e-2,
     )  # fmt: skip
-    defaults |= {} if algo == "sac" else dict(exploration_noise=0.3)
+    defaults |= {} if algo == "sac" else dict(std=0.3)
     agent = agent_of(algo, env, num_updates, **defaults | config)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
     state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
@@ -460,7 +464,8 @@ def test_agent_learns_continuous_action(algo):
     np.testing.assert_allclose(value([[1], [1]], [[0.5], [0]])[0], [1, 0.75], atol=0.1)
 
 
-@pytest.mark.parametrize("algo", ["sac", slow("td3"), slow("ddpg")])
+@pytest.mark.slow
+@each_algorithm
 def test_agent_learns_continuous_action_that_depends_on_observation(algo):
     """SAC's target entropy of -1 is about the entropy at a standard deviation of 0.1."""
     greedy, _ = trained(algo, probes.continuous_action_of_observation(8), 150)
@@ -476,7 +481,7 @@ STEADY = {"sac": dict(learn_temperature=False, temperature=1e-4), "td3": {}, "dd
 def test_truncation_bootstraps_value(algo, n_step):
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     env = with_continuous_actions(probes.constant_reward(8))
-    _, value = trained(algo, env, 300, n_step=n_step, anneal_lr=True, **STEADY[algo])
+    _, value = trained(algo, env, 300, n_step=n_step, schedule="linear", **STEADY[algo])
     np.testing.assert_allclose(value([[1], [1]], [[0.5], [-0.5]]), 10, atol=0.3)
 
 
@@ -485,7 +490,7 @@ def test_truncation_bootstraps_value(algo, n_step):
 @pytest.mark.slow
 def test_termination_does_not_bootstrap(algo, n_step):
     env = with_continuous_actions(probes.constant_reward_terminal(8))
-    _, value = trained(algo, env, 300, n_step=n_step, anneal_lr=True, **STEADY[algo])
+    _, value = trained(algo, env, 300, n_step=n_step, schedule="linear", **STEADY[algo])
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value(np.eye(10), np.zeros((10, 1)))[0], expected, atol=0.4)
 
@@ -514,8 +519,8 @@ def test_vmapped_seeds_equal_single_seed_runs_and_differ(algo):
 WORKERS = {
     "sac": ("sac", {}),
     "td3": ("td3", {}),
-    "redq": ("sac", dict(prioritized=True, num_critics=3, num_target_critics=2, n_step=3)),
-    "td3 by priority": ("td3", dict(prioritized=True)),
+    "redq": ("sac", dict(replay="prioritized", num_critics=3, num_target_critics=2, n_step=3)),
+    "td3 by priority": ("td3", dict(replay="prioritized")),
 }
 
 
@@ -533,7 +538,7 @@ def test_gradient_workers_learn_same_parameters_as_one_device(variant):
         axis_name = placement.axis_name if placement.num_shards > 1 else None
         env = probes.continuous_action_of_observation(4 // placement.num_shards)
         env = env._replace(parallelism=Parallelism(axis_name, placement.num_shards, placement.num_grad_workers))
-        agent = agent_of(algo, env, 4, rollout_length=16, buffer_size=256, learning_starts=32, **options)
+        agent = agent_of(algo, env, 4, rollout_length=16, size=256, learning_starts=32, **options)
         built = program.build(env, agent, 4, placement)
         state, metrics = built.chunk(built.init(np.int32(3)), np.int32(4))
         parts = lambda i: jax.tree.map(lambda x: np.asarray(x.addressable_shards[i].data), state.agent.learner)
@@ -557,9 +562,9 @@ def test_gradient_workers_learn_same_parameters_as_one_device(variant):
     [
         (dict(action=Discrete(2)), r": requires continuous actions, got Discrete\(num=2\) of test; try dqn or ppo$"),
         (dict(action=Box((2, 2))), r": requires actions of shape \[D\], got \[2, 2\] of test; flatten them$"),
-        (dict(batch_size=65), r"^buffer_size: must hold one batch of 65, got 64; use a larger buffer or a smaller "),
-        (dict(learning_starts=65), r"^learning_starts: must be at most buffer_size \(64\), got 65; use 64 or fewer$"),
-        (dict(num_envs=8, n_step=9), r"^buffer_size: must be at least 128 for n_step 9 .* got 64; use 128 or more$"),
+        (dict(batch_size=65), r"^replay.size: must hold one batch of 65, got 64; use a larger buffer or a smaller "),
+        (dict(learning_starts=65), r"^learning_starts: must be at most replay.size \(64\), got 65; use 64 or fewer$"),
+        (dict(num_envs=8, n_step=9), r"^replay.size: must be at least 128 for n_step 9 .* got 64; use 128 or more$"),
         (dict(replay_ratio=4e-11), r"^replay_ratio: cannot be counted exactly .*; use 9\.5367431640625e-10$"),
         (dict(num_updates=2**31, replay_ratio=4), "gradient steps, got"),
     ],
@@ -574,12 +579,13 @@ def test_make_rejects_invalid_options_in_one_line(algo, config, words):
 @each_algorithm
 def test_default_options_match_papers(algo):
     config = MODULES[algo].Config()
-    papers = dict(buffer_size=1_000_000, batch_size=256, tau=0.005, gamma=0.99, learning_rate=3e-4, replay_ratio=1.0)
-    assert {name: getattr(config, name) for name in papers} == papers
-    assert config.critic_learning_rate == 3e-4 and config.hidden_sizes == (256, 256) and config.activation == "relu"
+    papers = dict(size=1_000_000, batch_size=256, tau=0.005, gamma=0.99, learning_rate=3e-4, replay_ratio=1.0)
+    assert configure(MODULES[algo].Config, **papers) == config
+    assert config.critic_learning_rate == 3e-4 and config.network.hidden_sizes == (256, 256)
+    assert config.network.activation == "relu"
     own = {
-        "sac": dict(num_critics=2, target_update_interval=1, learn_temperature=True, target_entropy=None),
-        "td3": dict(num_critics=2, policy_delay=2, target_noise=0.2, target_noise_clip=0.5, exploration_noise=0.1),
-        "ddpg": dict(num_critics=1, policy_delay=1, target_noise=0.0, exploration_noise=0.1),
+        "sac": dict(num_critics=2, interval=1, learn_temperature=True, target_entropy=None),
+        "td3": dict(num_critics=2, policy_delay=2, target_noise=0.2, target_noise_clip=0.5, std=0.1),
+        "ddpg": dict(num_critics=1, policy_delay=1, target_noise=0.0, std=0.1),
     }[algo]
-    assert {name: getattr(config, name) for name in own} == own
+    assert configure(MODULES[algo].Config, **own) == config

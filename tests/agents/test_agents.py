@@ -9,21 +9,22 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_fast import agents, loop, networks
-from jaxrl_fast.agents import configs
+from jaxrl_fast import agents, loop, networks, replay
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Parallelism
-from tests.helpers import probes
+from tests.helpers import probes, slow
 from tests.helpers.agents import CONTINUOUS, LITTLE, SHORT
 from tests.helpers.trees import equations, same_bits
 
 NUM_ENVS, NUM_UPDATES = 4, 6
-EPSILON = dict(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, apex_alpha=3.0)
+EPSILON = dict(explore=dict(start=1.0, end=0.1, steps=100, apex_alpha=3.0))
 SMALL = {"ppo": SHORT, "pqn": SHORT | EPSILON, "dqn": LITTLE | EPSILON} | dict.fromkeys(CONTINUOUS, LITTLE)
 each_algorithm = pytest.mark.parametrize("algo", SMALL)
 
 
 def agent_of(algo, env, **options):
-    config = configs.CONFIGS[algo](**SMALL[algo] | options)
+    config = configure(ALGORITHMS[algo], **SMALL[algo] | options)
     return agents.load(algo).make(config, env.spec, NUM_UPDATES, env.parallelism)
 
 
@@ -36,7 +37,7 @@ def context_of(algo, **options):
 
 
 def test_all_algorithms_are_covered():
-    assert SMALL.keys() == configs.CONFIGS.keys()
+    assert SMALL.keys() == ALGORITHMS.keys()
 
 
 # Options
@@ -55,19 +56,19 @@ class Scaled(nn.Module):
 @each_algorithm
 def test_network_options_reach_network(algo):
     env = env_of(algo)
-    agent = agent_of(algo, env, network=f"{__name__}:Scaled", network_options={"initial": 3.0})
+    agent = agent_of(algo, env, network=dict(kind=f"{__name__}:Scaled", options={"initial": 3.0}))
     state = jax.jit(agent.init)(jax.random.key(0))
     factors = [leaf for path, leaf in jax.tree.leaves_with_path(state) if "factor" in jax.tree_util.keystr(path)]
     assert set(np.concatenate([np.ravel(x) for x in factors]).tolist()) == {3.0}
 
 
-@pytest.mark.parametrize("clip_rewards", [True, False])
+@pytest.mark.parametrize("rewards", ["sign", "raw"])
 @each_algorithm
 @pytest.mark.slow
-def test_clip_rewards_replaces_rewards_by_their_signs(algo, clip_rewards):
-    """With clipping, rewards scaled by 7 and by 1/2 give bit-identical state and metrics; without it they do not."""
+def test_rewards_sign_replaces_rewards_by_their_signs(algo, rewards):
+    """With signs, rewards scaled by 7 and by 1/2 give bit-identical state and metrics; without them they do not."""
     env = env_of(algo)
-    agent = agent_of(algo, env, clip_rewards=clip_rewards)
+    agent = agent_of(algo, env, rewards=rewards)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps = experience.steps._replace(reward=jnp.sign(experience.steps.reward))
@@ -79,7 +80,7 @@ def test_clip_rewards_replaces_rewards_by_their_signs(algo, clip_rewards):
 
     learned = jax.jit(partial(jax.lax.map, learn))(jnp.float32([1, 7, 0.5]))
     one, seven, half = (jax.tree.map(lambda x, i=i: x[i], learned) for i in range(3))
-    assert same_bits(one, seven) == same_bits(one, half) == clip_rewards
+    assert same_bits(one, seven) == same_bits(one, half) == (rewards == "sign")
 
 
 @pytest.mark.parametrize(("max_grad_norm", "clipped"), [(0.5, [0.3, 0.4]), (0.0, [3, 4])])
@@ -93,14 +94,40 @@ def test_max_grad_norm_clips_global_norm(algo, max_grad_norm, clipped):
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), 0.1 * np.array(clipped), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["adam", "radam"])
+@each_algorithm
+def test_optimizer_is_that_of_optax(algo, kind):
+    """RAdam has its own second moment from the sixth step on."""
+    options = dict(optimizer=dict(kind=kind, epsilon=0.3, beta1=0.8, max_grad_norm=0.0), schedule="constant")
+    found = context_of(algo, learning_rate=0.01, **options).optimizer
+    found = found.actor if algo in CONTINUOUS else found
+    wanted, params = getattr(optax, kind)(0.01, b1=0.8, eps=0.3), jnp.zeros(3)
+    states = found.init(params), wanted.init(params)
+    for gradient in np.random.default_rng(0).normal(size=(8, 3)):
+        (update, state), (expected, other) = (
+            rule.update(jnp.float32(gradient), state, params)
+            for rule, state in zip((found, wanted), states, strict=True)
+        )
+        states = state, other
+        np.testing.assert_allclose(update, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "priority"), [(0.25, 2.0), (0.5, 4.0), (1.0, 16.0)])
+@pytest.mark.parametrize("algo", ["dqn", *CONTINUOUS])
+def test_alpha_is_exponent_of_priorities(algo, alpha, priority):
+    buffer = context_of(algo, replay=dict(kind="prioritized", size=64, alpha=alpha)).replay
+    index = replay.Index(jnp.int32([3]), jnp.array([True]))
+    after = buffer.update_priorities(buffer.init(), index, jnp.float32([16.0]))
+    np.testing.assert_allclose(after.priorities.levels[0][3], priority, rtol=1e-5)
+
+
 NETWORKS = [  # each option differs between the two, and from the default in one of them
     dict(kind="mlp", hidden=(7, 5), activation="relu", dtype="bfloat16", layer_norm=True, dueling=True, noisy=True),
     dict(kind="impala", hidden=(6,), activation="tanh", dtype="float32", layer_norm=False, dueling=False, noisy=False),
 ]
 LEARNED = {"ppo": lambda s: s.params["network"], "pqn": lambda s: s.params, "dqn": lambda s: s.learner.params}
 LEARNED |= dict.fromkeys(CONTINUOUS, lambda s: s.learner.params.actor)
-NOT_OF = {"ppo": {"layer_norm", "dueling", "noisy"}, "pqn": {"dueling", "noisy"}, "dqn": set()}
-NOT_OF |= dict.fromkeys(CONTINUOUS, NOT_OF["ppo"])  # their layer_norm applies to the critics
+NOT_OF = {algo: set() if algo == "dqn" else {"dueling", "noisy"} for algo in SMALL}
 SAID = {"kind": "network", "hidden": "hidden_sizes", "dtype": "compute_dtype"}  # named differently in a Config
 
 
@@ -150,7 +177,7 @@ def metrics_of_run(algo, num_shards=1):
     env = env_of(algo)
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism("shards", num_shards))
-    agent = agent_of(algo, env, anneal_lr=True, learning_rate=0.01)
+    agent = agent_of(algo, env, schedule="linear", learning_rate=0.01)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), NUM_UPDATES)[1]
     if num_shards == 1:
         return jax.device_get(jax.jit(run)(jax.random.key(0)))
@@ -160,7 +187,7 @@ def metrics_of_run(algo, num_shards=1):
     return {name: x[0] for name, x in metrics.items()}
 
 
-@each_algorithm
+@pytest.mark.parametrize("algo", [slow(algo) if algo in CONTINUOUS else algo for algo in SMALL])
 def test_annealed_learning_rate_is_linear_in_gradient_steps(algo):
     metrics = metrics_of_run(algo)
     taken = np.cumsum(metrics.get("gradient_steps", [4] * NUM_UPDATES))  # 2 epochs of 2 minibatches
@@ -171,7 +198,7 @@ def test_annealed_learning_rate_is_linear_in_gradient_steps(algo):
 
 @each_algorithm
 def test_learning_rate_is_constant_without_annealing(algo):
-    learning_rate = context_of(algo, anneal_lr=False, learning_rate=0.01).learning_rate
+    learning_rate = context_of(algo, schedule="constant", learning_rate=0.01).learning_rate
     learning_rate = learning_rate.actor if algo in CONTINUOUS else learning_rate
     np.testing.assert_allclose([learning_rate(taken) for taken in (0, 1, 10, 10**6)], 0.01, rtol=1e-6)
 
@@ -188,7 +215,7 @@ def test_epsilon_metric_is_mean_over_all_environments(algo, num_shards):
     np.testing.assert_allclose(metrics_of_run(algo, num_shards)["epsilon"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [1, slow(2)])
 def test_replay_size_metric_counts_all_shards(num_shards):
     """Each shard adds 16 steps per update, until the buffer holds 64 steps over all shards."""
     expected = np.minimum(16 * num_shards * np.arange(1, NUM_UPDATES + 1), 64)

@@ -9,6 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_fast.agents import actor_critic, critics, sac, td3
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import PolicyInput
@@ -27,8 +28,8 @@ from tests.helpers.actor_critics import (
 )
 from tests.helpers.trees import same_bits
 
-C51 = dict(value_head="c51", num_atoms=3, v_min=0.0, v_max=2.0)
-QUANTILE = dict(value_head="quantile", num_atoms=3, top_quantiles_to_drop=1)
+C51 = dict(value="c51", atoms=3, v_min=0.0, v_max=2.0)
+QUANTILE = dict(value="quantile", atoms=3, drop=1)
 LOG_PI_0 = -0.5 * np.log(2 * np.pi)  # log-density of the action tanh(0) of a standard normal
 
 
@@ -76,7 +77,7 @@ def test_c51_loss_is_cross_entropy_with_projected_target(rlax):
 
 @pytest.mark.parametrize(("num_dropped", "kept"), [(0, [-1, 0, 1, 2, 3, 9]), (1, [-1, 0, 1, 2]), (2, [-1, 0])])
 def test_quantile_target_pools_lower_quantiles_of_all_critics(num_dropped, kept):
-    options = QUANTILE | dict(top_quantiles_to_drop=num_dropped)
+    options = QUANTILE | {"drop": num_dropped}
     atom, weight = target_of("td3", [[3, 0, 9], [-1, 1, 2]], **options)
     np.testing.assert_allclose(atom, 0.5 + 0.9 * np.array(kept), rtol=1e-5)
     np.testing.assert_allclose(weight, 1 / len(kept), rtol=1e-6)
@@ -110,7 +111,7 @@ def test_quantile_loss_matches_rlax(rlax):
 def test_policy_gradient_uses_means_of_distributions(algo, options, value):
     """TD3's the first critic's; SAC's the least, and that of all quantiles."""
     outputs = {"c51": np.log([[0.1, 0.4, 0.5], [0.5, 0.4, 0.1]]), "quantile": np.array([[0, 1, 8], [2, 1, 0.0]])}
-    answer = jnp.float32(outputs[options["value_head"]])[:, None]  # [2, 1, 3] for any action
+    answer = jnp.float32(outputs[options["value"]])[:, None]  # [2, 1, 3] for any action
     context = tables_of(algo, **options, **(dict(learn_temperature=False, temperature=0.5) if algo == "sac" else {}))
     context = context._replace(critic=context.critic._replace(apply=lambda *_: answer))
     learner = learner_of(context, np.zeros((1, 2 if algo == "sac" else 1)), critic_tables([[0.0]]))
@@ -205,10 +206,11 @@ def plain_update(context, state, rollout, all_keys):
 
 def crossq(algo="td3", **options):
     config = dict(num_envs=3, num_obs=3, num_actions=2, gamma=0.9, learning_rate=0.03, critic_learning_rate=0.02)
-    config |= dict(replay_ratio=0.5, crossq=True, crossq_momentum=0.9, crossq_warmup=0)
+    config |= dict(replay_ratio=0.5, target=dict(kind="none", momentum=0.9, warmup=0))
     return make(algo, **config | options)
 
 
+@pytest.mark.slow
 def test_crossq_update_matches_plain_program():
     agent = crossq()
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
@@ -224,6 +226,7 @@ def test_crossq_update_matches_plain_program():
     assert after.learner.target_params == actor_critic.Params((), ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "options"), [slow("sac", {}), ("sac", C51 | dict(policy_delay=3)), slow("ddpg", QUANTILE)]
 )
@@ -278,7 +281,7 @@ def test_sac_policy_delay_updates_policy_every_third_step():
 
 @pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
 def test_critic_hidden_sizes_set_widths_of_critics(algo):
-    context = context_of(make(algo, hidden_sizes=(8,), critic_hidden_sizes=(6, 5), adam_beta1=0.5))
+    context = context_of(make(algo, hidden_sizes=(8,), critic_hidden_sizes=(6, 5), optimizer=dict(beta1=0.5)))
     params = jax.eval_shape(lambda key: actor_critic.init_params(context, key), jax.random.key(0))
     kernels = lambda tree: [layer["kernel"].shape[-1] for layer in tree["params"]["torso"]["mlp"].values()]
     assert kernels(params.actor) == [8] and kernels(params.critic) == [6, 5]
@@ -291,13 +294,13 @@ def test_critic_hidden_sizes_set_widths_of_critics(algo):
     ("config", "words"),
     [
         (
-            dict(QUANTILE, top_quantiles_to_drop=3),
-            r"^top_quantiles_to_drop: must be less than num_atoms \(3\), got 3; ",
+            dict(QUANTILE, drop=3),
+            r"^value.drop: must be less than value.atoms \(3\), got 3; use 1$",
         ),
-        (dict(C51, v_min=2.0), r"^v_min: must be less than v_max \(2.0\), got 2.0; lower v_min$"),
+        (dict(C51, v_min=2.0), r"^value.v_min: must be less than v_max \(2.0\), got 2.0; use a lower value$"),
         (
-            dict(crossq=True, num_shards=2),
-            r"^crossq: a batch is normalized on one device, got 2 devices; use --devices",
+            dict(target="none", num_shards=2),
+            r"^target: none normalizes a batch on one device, got 2 devices; set devices to 1$",
         ),
     ],
 )
@@ -308,4 +311,4 @@ def test_make_rejects_invalid_critic_options(config, words):
 
 def test_crossq_runs_on_one_device():
     config = actor_critics.MODULES["sac"].Config
-    assert config(crossq=True).sequence() == 256 and config().sequence() is None
+    assert configure(config, target="none").sequence() == 256 and config().sequence() is None

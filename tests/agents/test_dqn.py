@@ -15,6 +15,7 @@ from jax import ShapeDtypeStruct
 from jaxrl_fast import loop, replay
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.metrics import records
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import distributions, off_policy, value_distributions
@@ -34,8 +35,8 @@ TABLE = network_of(  # a lookup table: its parameters [NUM_STATES, A, ...] are i
 def make(num_actions=2, num_envs=1, frame_stack=0, num_shards=1, action=None, num_updates=100, **config):
     obs = ShapeDtypeStruct((max(frame_stack, 1),), jnp.float32)
     spec = EnvSpec("test", obs, action or Discrete(num_actions), num_envs, frame_stack)
-    defaults = dict(rollout_length=4, buffer_size=10**9, batch_size=4, learning_starts=0, hidden_sizes=(8,))
-    return dqn.make(dqn.Config(**defaults | config), spec, num_updates, Parallelism(num_shards=num_shards))
+    defaults = dict(rollout_length=4, size=10**9, batch_size=4, learning_starts=0, hidden_sizes=(8,))
+    return dqn.make(configure(dqn.Config, **defaults | config), spec, num_updates, Parallelism(num_shards=num_shards))
 
 
 def context_of(**config):
@@ -153,7 +154,7 @@ def test_three_step_targets_equal_hand_calculation(terminates):
     # row 0: 1 + .5 * 2 + .25 * 3 = 2.75, then .125 * 2 * 3 = .75 of state 3
     # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 if truncated
     # row 3: 4, then .5 * 2 * 4 = 4
-    context = context_of(n_step=3, rollout_length=6, buffer_size=12, gamma=0.5)
+    context = context_of(n_step=3, rollout_length=6, size=12, gamma=0.5)
     ring = buffer_of(
         context, range(6), [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 0, 1]
     )
@@ -167,7 +168,7 @@ def test_n_step_targets_match_rlax(rlax, n_step):
     """All episodes end in a terminal state, whose discount of 0 excludes later rows from rlax's returns."""
     rng = np.random.default_rng(n_step)
     length = 16
-    context = context_of(n_step=n_step, rollout_length=length, buffer_size=2 * length, gamma=0.9)
+    context = context_of(n_step=n_step, rollout_length=length, size=2 * length, gamma=0.9)
     obs, reward = rng.integers(0, NUM_STATES, length), rng.normal(size=length)
     discount = (rng.random(length) < 0.8).astype(float)
     learner = learner_of(np.zeros((6, 2)), rng.normal(size=(6, 2)))
@@ -182,7 +183,7 @@ def test_n_step_targets_match_rlax(rlax, n_step):
 @pytest.mark.parametrize("double", [False, True])
 def test_c51_loss_matches_rlax(rlax, double):
     learner, batch = problem(3, 11)
-    context = context_of(num_actions=3, value_head="c51", num_atoms=11, v_min=-2.0, v_max=2.0, double=double)
+    context = context_of(num_actions=3, value="c51", atoms=11, v_min=-2.0, v_max=2.0, double=double)
     support = value_distributions.support(context.value_head)
     now, following = values_at(learner.params, batch.obs), values_at(learner.target_params, batch.next_obs)
     shared = support, now, batch.action, batch.reward, batch.discount, support, following
@@ -203,7 +204,7 @@ def test_c51_loss_matches_rlax(rlax, double):
 @pytest.mark.parametrize("double", [False, True])
 def test_quantile_loss_matches_rlax(rlax, double):
     learner, batch = problem(3, 5)
-    context = context_of(num_actions=3, value_head="quantile", num_atoms=5, loss="huber", double=double)
+    context = context_of(num_actions=3, value="quantile", atoms=5, loss="huber", double=double)
     swap = lambda x: jnp.swapaxes(x, -1, -2)  # rlax: [quantiles, actions]
     now, following = swap(values_at(learner.params, batch.obs)), swap(values_at(learner.target_params, batch.next_obs))
     chooser = swap(values_at(learner.params, batch.next_obs)) if double else following
@@ -215,12 +216,12 @@ def test_quantile_loss_matches_rlax(rlax, double):
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)
 
 
-MUNCHAUSEN = dict(munchausen=True, munchausen_alpha=0.5, munchausen_temperature=1.0)
+MUNCHAUSEN = dict(bonus=dict(kind="munchausen", alpha=0.5, temperature=1.0))
 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_value_rescaling_matches_rlax_transformed_td(rlax, double):
-    context = context_of(value_rescaling=True, double=double)
+    context = context_of(rescaling=True, double=double)
     learner, batch = problem(2, num_rows=64)
     learner = jax.tree.map(lambda x: 20 * x, learner)  # returns of hundreds
     loss, errors, metrics = loss_of(context, learner, batch)
@@ -250,15 +251,15 @@ def test_munchausen_target_equals_hand_calculation():
 
 
 @pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("distribution", ["none", "c51", "quantile"])
+@pytest.mark.parametrize("distribution", ["mean", "c51", "quantile"])
 def test_munchausen_target_matches_equation_1(distribution, double):
     """The oracle is a float64 loop over rows that uses the means of the value distributions."""
     temperature, alpha, clip = 0.3, 0.7, -0.5
     context = context_of(
-        num_actions=3, value_head=distribution, num_atoms=5, double=double, munchausen=True,
-        munchausen_temperature=temperature, munchausen_alpha=alpha, munchausen_clip=clip,
+        num_actions=3, value={"kind": distribution} | ({} if distribution == "mean" else {"atoms": 5}), double=double,
+        bonus=dict(kind="munchausen", temperature=temperature, alpha=alpha, clip=clip),
     )  # fmt: skip
-    learner, batch = problem(3) if distribution == "none" else problem(3, 5)
+    learner, batch = problem(3) if distribution == "mean" else problem(3, 5)
     look = lambda table, obs: np.asarray(value_distributions.mean(context.value_head, values_at(table, obs)), float)
     now, following = look(learner.target_params, batch.obs), look(learner.target_params, batch.next_obs)
     chooser = look(learner.params, batch.next_obs) if double else following
@@ -307,8 +308,8 @@ def test_masked_actions_get_lowest_value_and_are_not_chosen():
 
 
 def test_importance_exponent_rises_linearly_to_one():
-    context = context_of(importance_exponent=0.4, num_updates=100)
-    exponents = [dqn.importance_exponent(context, jnp.int32(u)) for u in (0, 50, 100, 1000)]
+    options = configure(dqn.Config, replay="prioritized", beta=0.4).replay
+    exponents = [replay.importance_exponent(options, 100, jnp.int32(u)) for u in (0, 50, 100, 1000)]
     np.testing.assert_allclose(exponents, [0.4, 0.7, 1, 1], rtol=1e-6)
 
 
@@ -338,8 +339,8 @@ def test_make_counts_environment_steps_of_all_shards(
 def test_number_of_gradient_steps_follows_replay_ratio(num_envs):
     """Adam's own count after training: floor(.3 * (11 * 2 * N - 8 N - 1))."""
     env = probes.best_action(num_envs)
-    config = dqn.Config(
-        rollout_length=2, buffer_size=8 * num_envs + 100, batch_size=4, replay_ratio=0.3, hidden_sizes=(4,),
+    config = configure(
+        dqn.Config, rollout_length=2, size=8 * num_envs + 100, batch_size=4, replay_ratio=0.3, hidden_sizes=(4,),
         learning_starts=8 * num_envs + 1,
     )  # fmt: skip
     agent = dqn.make(config, env.spec, 11)
@@ -352,13 +353,13 @@ def test_number_of_gradient_steps_follows_replay_ratio(num_envs):
 
 
 def least_capacity(num_envs, rollout_length, n_step, frame_stack):
-    """The smallest valid buffer_size, read from the error message."""
+    """The smallest valid replay.size, read from the error message."""
     with pytest.raises(ValueError) as refusal:
         make(
-            num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack, buffer_size=1,
+            num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack, size=1,
             batch_size=1,
         )  # fmt: skip
-    return int(re.search(r"^buffer_size: must be at least (\d+) for", str(refusal.value))[1])
+    return int(re.search(r"^replay.size: must be at least (\d+) for", str(refusal.value))[1])
 
 
 def keys_of(seed):
@@ -383,7 +384,7 @@ def step(context, buffer, num_updates, keys, params):
 
 def test_gradient_step_sets_priorities_from_td_errors():
     # Only rows 1 and 3 can be drawn. gamma 1/2, values 0: errors |2|, |-16|; to the power 1/2: 1.41421 and 4.
-    context = context_of(prioritized=True, priority_exponent=0.5, gamma=0.5, buffer_size=16, batch_size=16)
+    context = context_of(replay="prioritized", alpha=0.5, gamma=0.5, size=16, batch_size=16)
     buffer = four_steps(context, [1, 1])
     learner, buffer, _, metrics = step(context, buffer, 0, keys_of(0), jnp.zeros((NUM_STATES, 2)))
     np.testing.assert_allclose(buffer.priorities.levels[0], [0, np.sqrt(2), 0, 4] + [0] * 12, rtol=1e-5)
@@ -395,20 +396,21 @@ def test_gradient_step_sets_priorities_from_td_errors():
 
 def test_gradient_step_changes_nothing_if_all_priorities_are_zero():
     # All priorities are 0. A sampled row must keep priority 0, or the next step could sample it.
-    context = context_of(prioritized=True, buffer_size=16, batch_size=16)
+    context = context_of(replay="prioritized", size=16, batch_size=16)
     params, buffer = jnp.ones((NUM_STATES, 2)), four_steps(context, [0, 0])
     learner, after, _, _ = step(context, buffer, 0, keys_of(0), params)
     jax.tree.map(np.testing.assert_array_equal, (learner.params, after), (params, buffer))
     assert after.max_priority == 1
 
 
-def test_gradient_step_applies_importance_weights():
-    # Priorities 1 and 4, exponent 1 at the end: 16 strata of 5 sample row 1 three or four times, row 3 the rest.
-    # Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.
-    config = dict(importance_exponent=1.0, max_grad_norm=0.0)
-    context = context_of(prioritized=True, gamma=0.5, buffer_size=16, batch_size=16, **config)
+@pytest.mark.parametrize(("beta", "num_updates"), [(1.0, 0), (0.4, 100)])
+def test_gradient_step_applies_importance_weights(beta, num_updates):
+    # Priorities 1 and 4, exponent beta at first and 1 at the end: 16 strata of 5 sample row 1 three or four times, and
+    # row 3 the rest. Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.
+    config = dict(beta=beta, max_grad_norm=0.0)
+    context = context_of(replay="prioritized", gamma=0.5, size=16, batch_size=16, **config)
     buffer, keys = four_steps(context, [1, 4]), keys_of(1)
-    after, *_ = step(context, buffer, 100, keys, jnp.zeros((NUM_STATES, 2)))
+    after, *_ = step(context, buffer, num_updates, keys, jnp.zeros((NUM_STATES, 2)))
     item, _ = sum_tree.draw(buffer.priorities, keys[0], 16)
     count = np.bincount(np.asarray(item), minlength=4)
     assert count[1] in (3, 4) and count[1] + count[3] == 16
@@ -424,9 +426,9 @@ def rollouts_of(env, agent, num_rollouts, seed=1):
     return experience._replace(steps=jax.tree.map(cut, experience.steps))
 
 
-@pytest.mark.parametrize(("prioritized", "num_steps"), [(False, 3), (True, 1)])
+@pytest.mark.parametrize(("kind", "num_steps"), [("uniform", 3), ("prioritized", 1)])
 @pytest.mark.slow
-def test_two_shards_learn_same_parameters_as_one_device(prioritized, num_steps, monkeypatch):
+def test_two_shards_learn_same_parameters_as_one_device(kind, num_steps, monkeypatch):
     """Two shards of 2 environments match one device with 4. Each shard samples its part of the same batch.
 
     Priorities are equal before the only prioritized gradient step, so importance weights do not depend on the shard.
@@ -443,9 +445,10 @@ def test_two_shards_learn_same_parameters_as_one_device(prioritized, num_steps, 
     monkeypatch.setattr(replay_ring, "draw", lambda config, ring, key, size, own: first_rows_of_each_environment(size))
     monkeypatch.setattr(sum_tree, "draw", first_items)
     env = probes.best_action_of_observation(4)
-    config = dict(rollout_length=8, buffer_size=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)
-    config |= dict(prioritized=prioritized, n_step=2, apex_alpha=7.0, target_update_interval=1)
-    config |= dict(tau=0.1, loss="squared", adam_epsilon=1.0)  # large, so that the scale of gradients affects the step
+    config = dict(rollout_length=8, size=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)
+    config |= dict(replay=kind, n_step=2, apex_alpha=7.0, interval=1)
+    config |= dict(tau=0.1, loss="squared")
+    config |= dict(optimizer=dict(epsilon=1.0))  # large, so that the scale of gradients affects the step
     half = env._replace(spec=env.spec._replace(num_envs=2), parallelism=Parallelism("devices", 2))
     whole, part = agent_of(env, 10, **config), agent_of(half, 10, **config)
     experience = probes.experience(env, whole, jax.jit(whole.init)(jax.random.key(0)))
@@ -455,7 +458,7 @@ def test_two_shards_learn_same_parameters_as_one_device(prioritized, num_steps, 
         state = agent.init(jax.random.key(0))._replace(num_updates=jnp.int32(1))  # all steps count
         state, metrics = agent.update(state, experience._replace(steps=steps), jax.random.key(1))
         learner = state.learner._replace(optimizer=state.learner.optimizer[-1].count)
-        max_priority = state.replay.max_priority if prioritized else jnp.float32(0)
+        max_priority = state.replay.max_priority if kind == "prioritized" else jnp.float32(0)
         return state._replace(learner=learner, replay=()), metrics, max_priority
 
     expected, expected_metrics, expected_priority = jax.jit(partial(learn, whole))(experience.steps)
@@ -488,25 +491,24 @@ def test_each_gradient_step_gets_unique_random_keys(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("probe", "poison", "prioritized"),
+    ("probe", "poison", "kind"),
     [
-        (probes.constant_reward_terminal, np.nan, False),
-        (probes.best_action, 1e6, True),
-        pytest.param(probes.constant_reward_terminal, np.nan, True, marks=pytest.mark.slow),
-        pytest.param(probes.best_action, 1e6, False, marks=pytest.mark.slow),
+        (probes.constant_reward_terminal, np.nan, "uniform"),
+        pytest.param(probes.best_action, 1e6, "prioritized", marks=pytest.mark.slow),
+        pytest.param(probes.constant_reward_terminal, np.nan, "prioritized", marks=pytest.mark.slow),
+        pytest.param(probes.best_action, 1e6, "uniform", marks=pytest.mark.slow),
     ],
 )
-def test_reset_rows_do_not_affect_learning(probe, poison, prioritized):
+def test_reset_rows_do_not_affect_learning(probe, poison, kind):
     """Actions and rewards of reset rows are overwritten. Learner, priorities and metrics stay bit-identical.
 
     In best_action half the rows are reset rows, so some draws find no valid row and have weight 0.
     A NaN would show there.
     """
     env = probe(4)
-    config = dqn.Config(
-        rollout_length=8, buffer_size=256, batch_size=16, replay_ratio=0.25, learning_starts=0, n_step=3,
-        hidden_sizes=(8,),
-        prioritized=prioritized, target_update_interval=8,
+    config = configure(
+        dqn.Config, rollout_length=8, replay=dict(kind=kind, size=256, n_step=3), batch_size=16, replay_ratio=0.25,
+        learning_starts=0, hidden_sizes=(8,), interval=8,
     )  # fmt: skip
     agent = dqn.make(config, env.spec, 6)
     experience = rollouts_of(env, agent, 6)
@@ -521,7 +523,7 @@ def test_reset_rows_do_not_affect_learning(probe, poison, prioritized):
         update = lambda state, x: agent.update(state, experience._replace(steps=x[0]), x[1])
         keys = jax.random.split(jax.random.key(0), 6)
         state, metrics = jax.lax.scan(update, agent.init(jax.random.key(1)), (steps, keys))
-        priorities = (state.replay.priorities, state.replay.max_priority) if prioritized else ()
+        priorities = (state.replay.priorities, state.replay.max_priority) if kind == "prioritized" else ()
         return (state.learner, priorities), metrics
 
     assert not experience.steps.valid.all()
@@ -535,11 +537,10 @@ def test_reset_rows_do_not_affect_learning(probe, poison, prioritized):
 
 def agent_of(env, num_updates, **config):
     defaults = dict(
-        rollout_length=4, buffer_size=2048, batch_size=32, replay_ratio=0.25, learning_starts=64,
-        target_update_interval=40,
-        learning_rate=3e-3, gamma=probes.GAMMA, hidden_sizes=(16,), epsilon_start=0.5, epsilon_end=0.5,
+        rollout_length=4, size=2048, batch_size=32, replay_ratio=0.25, learning_starts=64, interval=40,
+        learning_rate=3e-3, gamma=probes.GAMMA, hidden_sizes=(16,), explore=dict(start=0.5, end=0.5),
     )  # fmt: skip
-    return dqn.make(dqn.Config(**defaults | config), env.spec, num_updates, env.parallelism)
+    return dqn.make(configure(dqn.Config, **defaults | config), env.spec, num_updates, env.parallelism)
 
 
 def learn(env, num_updates=200, seed=0, **config):
@@ -558,25 +559,25 @@ def learn(env, num_updates=200, seed=0, **config):
     return answer
 
 
-NOISY = dict(noisy=True, epsilon_start=0.0, epsilon_end=0.0)
-C51 = dict(value_head="c51", num_atoms=21, v_min=-2.0, v_max=2.0)
-RAINBOW = NOISY | C51 | dict(double=True, dueling=True, n_step=3, prioritized=True)
+NOISY = dict(noisy=True, explore=dict(start=0.0, end=0.0))
+C51 = dict(value="c51", atoms=21, v_min=-2.0, v_max=2.0)
+RAINBOW = NOISY | C51 | dict(double=True, dueling=True, n_step=3, replay="prioritized")
 SWITCHES = {
     "plain": {},
     "double": dict(double=True),
     "dueling": dict(dueling=True),
     "n_step": dict(n_step=3),
-    "prioritized": dict(prioritized=True),
+    "prioritized": dict(replay="prioritized"),
     "noisy": NOISY,
     "c51": C51,
-    "quantile": dict(value_head="quantile", num_atoms=11),
-    "munchausen": dict(munchausen=True),
+    "quantile": dict(value="quantile", atoms=11),
+    "munchausen": dict(bonus="munchausen"),
     "huber": dict(loss="huber"),
     "layer_norm": dict(layer_norm=True),
     "apex_alpha": dict(apex_alpha=3.0),
-    "average": dict(target_update_interval=1, tau=0.05),
+    "average": dict(interval=1, tau=0.05),
     "rainbow": RAINBOW,
-    "rainbow_munchausen": RAINBOW | dict(munchausen=True),
+    "rainbow_munchausen": RAINBOW | dict(bonus="munchausen"),
 }
 
 
@@ -602,16 +603,18 @@ def test_each_option_learns_delayed_consequence(switch):
         np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
-@pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_truncation_bootstraps_value(n_step):
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
-    value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)([[1.0]])
+    value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, schedule="linear")([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
-@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_termination_does_not_bootstrap(n_step):
-    value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)(
+    value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, schedule="linear")(
         np.eye(10)
     )
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
@@ -625,7 +628,7 @@ def test_termination_does_not_bootstrap(n_step):
 def test_vmapped_seeds_equal_single_seed_runs_and_differ():
     """Equal to rounding over the first 20 gradient steps; later, rounding may change which rows are sampled."""
     env = probes.best_action_of_observation(4)
-    agent = agent_of(env, 6, learning_starts=16, prioritized=True, dueling=True)
+    agent = agent_of(env, 6, learning_starts=16, replay="prioritized", dueling=True)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 6)
     keys = jax.random.split(jax.random.key(0), 3)
     together, metrics = jax.jit(jax.vmap(run), compiler_options=probes.QUICK)(keys)
@@ -666,27 +669,30 @@ def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (dict(value_rescaling=True, munchausen=True), "^value_rescaling: cannot be combined with munchausen, got both"),
+        (
+            dict(rescaling=True, bonus="munchausen"),
+            "^value.rescaling: cannot be combined with bonus munchausen, got both",
+        ),
         (dict(action=Box((2,))), r"dqn: requires discrete actions, got Box\(shape=\(2,\)\) of test; try ppo"),
         (dict(action=MultiDiscrete((2, 3))), r"dqn: requires discrete actions, got MultiDiscrete\(nums=\(2, 3\)\)"),
         (dict(num_shards=3, batch_size=64), r"^batch_size: must be a multiple of 3, .* got 64; use 66$"),
-        (dict(buffer_size=64, batch_size=65), r"^buffer_size: must hold one batch of 65, got 64;"),
-        (dict(buffer_size=64, learning_starts=65), r"^learning_starts: must be at most buffer_size \(64\), got 65;"),
+        (dict(size=64, batch_size=65), r"^replay.size: must hold one batch of 65, got 64;"),
+        (dict(size=64, learning_starts=65), r"^learning_starts: must be at most replay.size \(64\), got 65;"),
         (
-            dict(buffer_size=2**24 + 4, prioritized=True),
-            r"^buffer_size: must be at most 16777216 with prioritized, got 16777220; use 16777216 or switch ",
+            dict(size=2**24 + 4, replay="prioritized"),
+            r"^replay.size: must be at most 16777216 with replay prioritized, got 16777220; use 16777216, or ",
         ),
-        (dict(buffer_size=8, n_step=4), r"^buffer_size: must be at least 12 for n_step 4 .* got 8; use 12 or more$"),
-        (dict(value_head="c51", num_atoms=1), "^num_atoms: a distribution requires 2 or more, got 1;"),
-        (dict(value_head="quantile", num_atoms=1), "^num_atoms: a distribution requires 2 or more, got 1;"),
-        (dict(value_head="c51", v_min=1.0, v_max=1.0), r"^v_min: must be less than v_max \(1.0\), got 1.0;"),
+        (dict(size=8, n_step=4), r"^replay.size: must be at least 12 for n_step 4 .* got 8; use 12 or more$"),
+        (dict(value="c51", atoms=1), "^value.atoms: a distribution requires 2 or more, got 1;"),
+        (dict(value="quantile", atoms=1), "^value.atoms: a distribution requires 2 or more, got 1;"),
+        (dict(value="c51", v_min=1.0, v_max=1.0), r"^value.v_min: must be less than v_max \(1.0\), got 1.0;"),
         (dict(replay_ratio=1 / 3), r"cannot be counted exactly .*; use 0\.33333328125$"),
         (dict(replay_ratio=4e-11), r"cannot be counted exactly .*; use 9\.5367431640625e-10$"),
         (
-            dict(replay_ratio=1.5, target_update_interval=2**29),
-            r"cannot be counted .* target_update_interval 536870912, got 1\.5; use (1|2)\.0$",
+            dict(replay_ratio=1.5, interval=2**29),
+            r"cannot be counted .* target.interval 536870912, got 1\.5; use (1|2)\.0$",
         ),
-        (dict(replay_ratio=0.3333333333, target_update_interval=2**29), r"; use 0\.4$"),
+        (dict(replay_ratio=0.3333333333, interval=2**29), r"; use 0\.4$"),
         (dict(num_updates=2**31, replay_ratio=4), "gradient steps, got"),
     ],
 )
@@ -701,7 +707,7 @@ def test_make_rejects_invalid_options(config, words):
         dict(replay_ratio=1 / 3),
         dict(replay_ratio=4e-11),
         dict(replay_ratio=3.33333e-7),
-        dict(replay_ratio=1.23456, target_update_interval=2**22),
+        dict(replay_ratio=1.23456, interval=2**22),
     ],
 )
 def test_replay_ratio_suggested_by_error_message_is_accepted(config):
@@ -719,14 +725,14 @@ def test_smallest_buffer_size_is_accepted_and_one_less_is_rejected(num_envs, rol
     """
     shape = dict(num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack)
     least = least_capacity(**shape)
-    config = replay_config(make(**shape, buffer_size=least, batch_size=1).update.args[0])
+    config = replay_config(make(**shape, size=least, batch_size=1).update.args[0])
     assert config == replay.ReplayConfig(least // num_envs, num_envs, n_step, frame_stack)
     assert config.num_rows * num_envs == least and config.num_rows % rollout_length == 0
     lost = max(frame_stack - 1, 0)
     assert config.num_rows - n_step - lost >= 1
     assert n_step + rollout_length + lost <= config.num_rows
     with pytest.raises(ValueError, match=f"at least {least}"):
-        make(**shape, buffer_size=least - 1, batch_size=1)
+        make(**shape, size=least - 1, batch_size=1)
 
 
 # Actions and metrics
@@ -734,7 +740,7 @@ def test_smallest_buffer_size_is_accepted_and_one_less_is_rejected(num_envs, rol
 
 def test_noisy_network_explores_and_evaluation_uses_no_noise():
     """Epsilon is 0. Environments with equal observations explore with separate noise, and all exploit alike."""
-    agent = make(num_envs=200, noisy=True, epsilon_start=0.0, epsilon_end=0.0, hidden_sizes=(16,), buffer_size=2000)
+    agent = make(num_envs=200, noisy=True, explore=dict(start=0.0, end=0.0), hidden_sizes=(16,), size=2000)
     state, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((200, 1))
     noise = agent.sample_noise(jax.random.key(1), 2, 200)
     decide = jax.jit(lambda i: agent.explore(state, PolicyInput(obs), (), jax.tree.map(lambda x: x[i], noise)).action)
@@ -760,7 +766,7 @@ def test_records_divide_sums_by_number_of_gradient_steps():
 @pytest.mark.parametrize(("learning_starts", "ratio"), [(0, 0.25), (40, 0.25), (40, 0.5), (10**6, 0.25)])
 def test_annealed_learning_rate_reaches_zero_at_last_gradient_step(learning_starts, ratio):
     """The oracle counts gradient steps over 10 updates of 4 steps in each of 2 environments."""
-    agent = make(num_envs=2, num_updates=10, learning_starts=learning_starts, replay_ratio=ratio, anneal_lr=True)
+    agent = make(num_envs=2, num_updates=10, learning_starts=learning_starts, replay_ratio=ratio, schedule="linear")
     context, counts, made = agent.update.args[0], off_policy.init(), 0
     for update in range(10):
         due, counts = off_policy.num_grad_steps_due(context.ratio, counts, jnp.int32(8 * update))

@@ -10,6 +10,7 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import loop
 from jaxrl_fast.agents import ppo, pqn
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Parallelism
 from tests.helpers import probes
@@ -20,7 +21,7 @@ SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8
 
 def make_agent(module, env, num_updates=10, **options):
     options = SMALL | dict(memory="gru") | options
-    return module.make(module.Config(**options), env.spec, num_updates, Parallelism())
+    return module.make(configure(module.Config, **options), env.spec, num_updates, Parallelism())
 
 
 def state_and_rollout(agent, env, seed=0):
@@ -29,7 +30,7 @@ def state_and_rollout(agent, env, seed=0):
     return state, probes.experience(env, agent, state)
 
 
-@pytest.mark.parametrize("length", [None, 3, 4])
+@pytest.mark.parametrize("length", [None, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ppo_advantages_values_and_loss_match_loop_per_environment(length):
     """Episodes have 5 steps and rollouts 12, so that episodes end at each position of a sequence."""
     env = probes.remember(4, length=5)
@@ -95,6 +96,7 @@ def test_pqn_targets_match_loop_per_environment():
     np.testing.assert_array_equal(rows.weight, order(steps.valid) * [0, 1, 1, 1])
 
 
+@pytest.mark.slow
 def test_ppo_loss_does_not_depend_on_sequence_length():
     """Each sequence starts with the carry of the rollout, so only the length of backpropagation differs."""
     env = probes.remember(4, length=5)
@@ -108,35 +110,40 @@ def test_ppo_loss_does_not_depend_on_sequence_length():
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "options"),
     [
-        (ppo, dict(memory="gru", learning_rate=1e-2)),
-        (pqn, dict(memory="lstm", sequence_length=6, learning_rate=1e-2, epsilon_start=0.2, epsilon_end=0.2)),
-        (ppo, dict(memory="lru", learning_rate=1e-2, sequence_length=12)),
+        (ppo, dict(memory=dict(kind="gru"), learning_rate=1e-2)),
+        (pqn, dict(memory=dict(kind="lstm", sequence_length=6), learning_rate=1e-2, explore=dict(start=0.2, end=0.2))),
+        (ppo, dict(memory=dict(kind="lru", sequence_length=12), learning_rate=1e-2)),
     ],
 )
 def test_memory_solves_task_that_is_unsolvable_without_memory(module, options):
     """The first observation determines the correct last action. Without memory the best expected return is 0."""
     env = probes.remember(16, length=6)
     score = {}
-    for memory in (options["memory"], "none"):
-        own = options if memory != "none" else {k: v for k, v in options.items() if k != "sequence_length"}
-        agent = make_agent(module, env, 150, **own | dict(rollout_length=24, memory_size=16, memory=memory))
+    for kind in (options["memory"]["kind"], "none"):
+        memory = options["memory"] | {"size": 16} if kind != "none" else kind
+        agent = make_agent(module, env, 150, **options | dict(rollout_length=24, memory=memory))
         state = jax.jit(lambda key, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 150)[0].agent)(
             jax.random.key(0)
         )
         play = jax.jit(partial(evaluator.evaluate_policy, env, agent, 4))
-        score[memory] = float(play(state, jnp.uint32(0), jnp.int32(0)).score.mean())
-    assert score[options["memory"]] == 1.0 and abs(score["none"]) < 0.7, score
+        score[kind] = float(play(state, jnp.uint32(0), jnp.int32(0)).score.mean())
+    assert score[options["memory"]["kind"]] == 1.0 and abs(score["none"]) < 0.7, score
 
 
+@pytest.mark.slow
 def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = dict(
         env="CartPole-v1",
         num_envs=4,
-        agent=dict(memory="lstm", memory_size=8, rollout_length=8, num_minibatches=2, anneal_lr=False),
+        memory=dict(kind="lstm", size=8),
+        rollout_length=8,
+        num_minibatches=2,
+        schedule="constant",
     )
     whole = jaxrl_fast.fit(algo="ppo", total_steps=256, name="whole", eval_every=0, **options)
     jaxrl_fast.fit(algo="ppo", total_steps=128, name="part", eval_every=0, **options)

@@ -1,6 +1,5 @@
 """PPO: loss against a numpy oracle, masks, and learned values and actions on environments with known answers."""
 
-import dataclasses
 from functools import cache, partial
 
 import jax
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import distributions, normalize, optim, sgd
 from jaxrl_fast.types import Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes, slow
@@ -23,7 +23,7 @@ def learn(env, num_updates, seed=0, **config):
         rollout_length=32, num_minibatches=4, num_epochs=4, learning_rate=3e-3, gamma=probes.GAMMA, hidden_sizes=(32,),
         entropy_coef=0.0, clip_vloss=False,
     )  # fmt: skip
-    agent = ppo.make(ppo.Config(**defaults | config), env.spec, num_updates)
+    agent = ppo.make(configure(ppo.Config, **defaults | config), env.spec, num_updates)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
     state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
     return agent, state.agent, jax.device_get(metrics)
@@ -39,23 +39,26 @@ def greedy_action(agent, state, obs):
     return np.asarray(agent.exploit(state, PolicyInput(jnp.asarray(obs, jnp.float32)), (), None).action)
 
 
+@pytest.mark.slow
 def test_truncation_bootstraps_value():
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     agent, state, _ = learn(probes.constant_reward(16), 300)
     np.testing.assert_allclose(value(agent, state, [[1.0]]), 10, atol=0.1)
 
 
+@pytest.mark.slow
 def test_termination_does_not_bootstrap():
     agent, state, _ = learn(probes.constant_reward_terminal(16), 300)
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "obs", "values"),
     [
-        slow(probes.value_of_observation, [[-1], [1]], [-1, 1]),
-        slow(probes.delayed_reward, [[0], [1]], [0.9, 1]),
+        (probes.value_of_observation, [[-1], [1]], [-1, 1]),
+        (probes.delayed_reward, [[0], [1]], [0.9, 1]),
         (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
     ],
 )
@@ -77,11 +80,10 @@ def test_policy_learns_best_discrete_actions(probe, obs, actions):
     np.testing.assert_array_equal(greedy_action(agent, state, obs), actions)
 
 
-@pytest.mark.parametrize("tanh_squash", [slow(False), True])
-def test_policy_learns_best_continuous_actions(tanh_squash):
-    agent, state, _ = learn(
-        probes.continuous_action_of_observation(32), 300, tanh_squash=tanh_squash, log_std_init=-0.5
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["gaussian", "tanh"])
+def test_policy_learns_best_continuous_actions(policy):
+    agent, state, _ = learn(probes.continuous_action_of_observation(32), 300, policy=policy, log_std_init=-0.5)
     np.testing.assert_allclose(greedy_action(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
 
 
@@ -89,7 +91,7 @@ def test_policy_learns_best_continuous_actions(tanh_squash):
 def test_policy_learns_delayed_goal_with_observation_and_reward_normalization():
     """The chain returns 5 per episode if every action is right. Rewards are rescaled, so values are not compared."""
     agent, state, metrics = learn(
-        probes.chain(32), 150, normalize_observations=True, normalize_rewards=True, entropy_coef=0.01
+        probes.chain(32), 150, normalize_observations=True, rewards="normalized", entropy_coef=0.01
     )
     np.testing.assert_array_equal(greedy_action(agent, state, np.eye(5)[:4]), 1)
     last = slice(-10, None)
@@ -112,7 +114,7 @@ REFUSED = "gymnax/MNISTBandit-bsuite"
 def test_train_step_can_be_traced_for_every_gymnax_environment(name):
     """Trace a whole train step, with the observations and actions of each environment that gymnax registers."""
     env = envs.make(name, 8)
-    agent = ppo.make(ppo.Config(rollout_length=8), env.spec, 2)
+    agent = ppo.make(configure(ppo.Config, rollout_length=8), env.spec, 2)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 2)
     _, metrics = jax.eval_shape(run, jax.random.key(0))
     assert metrics["policy_loss"].shape == (2,)
@@ -136,7 +138,7 @@ def built(action=THREE_ACTIONS, num_envs=4, parallelism=Parallelism(), **config)
     obs = jax.ShapeDtypeStruct((4,), jnp.float32)
     spec = types.EnvSpec("test", obs, action, num_envs)
     config = dict(rollout_length=8, hidden_sizes=(8,)) | config
-    agent = ppo.make(ppo.Config(**config), spec, 10, parallelism)
+    agent = ppo.make(configure(ppo.Config, **config), spec, 10, parallelism)
     return agent, agent.explore.args[0]
 
 
@@ -170,7 +172,7 @@ def test_loss_matches_equation_9(clip_vloss):
 def test_reset_rows_do_not_affect_learning():
     """Actions and rewards of reset rows are overwritten. Parameters and metrics stay bit-identical."""
     env = probes.constant_reward(4)
-    agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,)), env.spec, 10)
+    agent = ppo.make(configure(ppo.Config, rollout_length=32, hidden_sizes=(8,)), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps = experience.steps
@@ -188,7 +190,9 @@ def test_reset_rows_do_not_affect_learning():
 def test_advantages_bootstrap_from_observation_after_rollout():
     """The oracle is equation 11 of Schulman et al. 2016 in a loop that starts with the value of `next_obs`."""
     env, gamma, lambda_ = envs.make("CartPole-v1", 3), 0.9, 0.8
-    agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
+    agent = ppo.make(
+        configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10
+    )
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     rows = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given).rows)(state, experience)
@@ -205,7 +209,9 @@ def test_advantages_bootstrap_from_observation_after_rollout():
 def test_observation_statistics_exclude_reset_rows():
     """A reset row has the final observation of an episode, and its action is ignored."""
     env = probes.constant_reward_terminal(4)
-    agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,), normalize_observations=True), env.spec, 10)
+    agent = ppo.make(
+        configure(ppo.Config, rollout_length=32, hidden_sizes=(8,), normalize_observations=True), env.spec, 10
+    )
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps = jax.device_get(experience.steps)
@@ -261,7 +267,9 @@ def test_normalize_advantage_option_standardizes_advantages(normalize_advantage)
 
     env = probes.chain(4)
     options = dict(normalize_advantage=normalize_advantage, num_minibatches=1, num_epochs=1)
-    agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10, objective=look)
+    agent = ppo.make(
+        configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10, objective=look
+    )
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
 
@@ -278,7 +286,8 @@ def test_normalize_advantage_option_standardizes_advantages(normalize_advantage)
 
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(
-    ("slope", "noise", "explained"), [(1.0, 0.0, 1), (0.0, 0.0, 0), (0.5, 0.0, 0.75), (1.0, 1.0, None)]
+    ("slope", "noise", "explained"),
+    [slow(1.0, 0.0, 1), slow(0.0, 0.0, 0), (0.5, 0.0, 0.75), slow(1.0, 1.0, None)],
 )
 def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explained, num_shards):
     """Values explain all, none or half of the target, or have noise in the second environment, with higher targets.
@@ -314,7 +323,9 @@ def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explai
 def test_reward_scale_excludes_reset_rows():
     """One row in 11 is a reset row. Its discounted sum must not enter the statistics."""
     env = probes.constant_reward(4)
-    agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
+    agent = ppo.make(
+        configure(ppo.Config, rollout_length=32, hidden_sizes=(8,), rewards="normalized", gamma=0.9), env.spec, 10
+    )
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps, sums, total = jax.device_get(experience.steps), [], np.zeros(4)
@@ -333,7 +344,7 @@ def test_reward_scale_excludes_reset_rows():
 def test_initial_policy_has_log_std_of_option(log_std):
     """The density of the mode of D independent Gaussians is (2 pi)^(-D / 2) times the product of 1 / std."""
     spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), types.Box((3,)), 2)
-    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,), log_std_init=log_std), spec, 10)
+    agent = ppo.make(configure(ppo.Config, rollout_length=8, hidden_sizes=(8,), log_std_init=log_std), spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     context = agent.explore.args[0]
     pi, *_ = ppo.policy(context, context.network.step, state, PolicyInput(jnp.ones((2, 4))), ())
@@ -349,7 +360,7 @@ def test_explore_and_exploit_normalize_observations(action):
     """The oracle is an agent without normalization on (obs - mean) / std."""
     spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), action, 64)
     make = lambda normalize: ppo.make(
-        ppo.Config(rollout_length=8, hidden_sizes=(16,), normalize_observations=normalize), spec, 10
+        configure(ppo.Config, rollout_length=8, hidden_sizes=(16,), normalize_observations=normalize), spec, 10
     )
     normalizing, plain = make(True), make(False)
     state = jax.jit(normalizing.init)(jax.random.key(0))
@@ -366,12 +377,13 @@ def test_explore_and_exploit_normalize_observations(action):
         assert not np.allclose(act(plain, without, raw), expected, atol=1e-2), name
 
 
+@pytest.mark.slow
 def test_target_kl_stops_update_early():
     """Without a target, all 16 gradient steps are made; with a tiny one, fewer than 4."""
     env = probes.best_action_of_observation(16)
     moved = []
     for target_kl in (None, 1e-9):
-        config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-2, target_kl=target_kl)
+        config = configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), learning_rate=1e-2, target_kl=target_kl)
         agent = ppo.make(config, env.spec, 10)
         state = jax.jit(agent.init)(jax.random.key(0))
         after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
@@ -402,12 +414,17 @@ def test_adapt_lr_changes_learning_rate_scale_by_measured_kl(approx_kl, scale, e
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_keeps_kl_near_target():
     """Start from a learning rate that is far too large and from one that is far too small."""
     env, found = probes.continuous_action_of_observation(32), {}
     for learning_rate in (1e-2, 1e-5):
-        config = ppo.Config(
-            rollout_length=16, hidden_sizes=(8,), learning_rate=learning_rate, anneal_lr=False, adaptive_kl=0.01
+        config = configure(
+            ppo.Config,
+            rollout_length=16,
+            hidden_sizes=(8,),
+            learning_rate=learning_rate,
+            schedule=dict(kind="kl", target=0.01),
         )
         agent = ppo.make(config, env.spec, 60)
         train = jax.jit(lambda key, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 60))
@@ -417,11 +434,23 @@ def test_adaptive_kl_keeps_kl_near_target():
     assert all(0.003 < kl < 0.03 for kl, _ in found.values()), found
 
 
+@pytest.mark.parametrize(("target", "scale"), [(1e-12, 1 / 1.5), (10.0, 1.5)])
+def test_schedule_kl_compares_divergence_with_its_target(target, scale):
+    """The second of two gradient steps adapts the rate: it falls for a tiny target, and rises for a large one."""
+    env = probes.best_action_of_observation(16)
+    options = dict(num_epochs=2, num_minibatches=1, learning_rate=1e-3, schedule=dict(kind="kl", target=target))
+    agent = ppo.make(configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    after, metrics = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
+    np.testing.assert_allclose([after.lr_scale, metrics["learning_rate"]], [scale, scale * 1e-3], rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_adaptive_kl_ignores_steps_after_early_stop():
     """A tiny target_kl stops at the second of 40 steps, the first at which the rate rises."""
     env = probes.best_action_of_observation(16)
-    options = dict(num_epochs=10, num_minibatches=4, target_kl=1e-9, adaptive_kl=0.01, anneal_lr=False)
-    config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, **options)
+    options = dict(num_epochs=10, num_minibatches=4, target_kl=1e-9, schedule=dict(kind="kl", target=0.01))
+    config = configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, **options)
     agent = ppo.make(config, env.spec, 10)
     state = agent.init(jax.random.key(0))
     after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
@@ -431,8 +460,8 @@ def test_adaptive_kl_ignores_steps_after_early_stop():
 def test_adaptive_kl_ignores_first_step_of_an_update():
     """Before it the policy is unchanged, so its divergence is rounding. The learning rate is above the usual range."""
     env = probes.continuous_action_of_observation(32)
-    options = dict(num_epochs=1, num_minibatches=1, adaptive_kl=0.01, anneal_lr=False, hidden_sizes=(64, 64))
-    agent = ppo.make(ppo.Config(rollout_length=16, learning_rate=0.05, **options), env.spec, 20)
+    options = dict(num_epochs=1, num_minibatches=1, schedule=dict(kind="kl", target=0.01), hidden_sizes=(64, 64))
+    agent = ppo.make(configure(ppo.Config, rollout_length=16, learning_rate=0.05, **options), env.spec, 20)
     train = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 20))
     assert train(jax.random.key(0))[0].agent.lr_scale == 1
 
@@ -441,7 +470,7 @@ def test_adaptive_kl_ignores_first_step_of_an_update():
 def test_learning_rate_anneals_to_zero_with_and_without_early_stopping(target_kl):
     """After update u of U, the learning rate is (1 - u / U) times the initial one."""
     env, num_updates = probes.best_action_of_observation(16), 20
-    config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, target_kl=target_kl)
+    config = configure(ppo.Config, rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, target_kl=target_kl)
     agent = ppo.make(config, env.spec, num_updates)
     state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
     for u in range(1, num_updates + 1):
@@ -457,7 +486,9 @@ def test_metrics_are_means_over_gradient_steps_before_early_stop():
     env = probes.best_action_of_observation(16)
     found = []
     for options in (dict(num_epochs=1), dict(num_epochs=3, target_kl=1e-9)):
-        config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-2, num_minibatches=2, **options)
+        config = configure(
+            ppo.Config, rollout_length=16, hidden_sizes=(8,), learning_rate=1e-2, num_minibatches=2, **options
+        )
         agent = ppo.make(config, env.spec, 10)
         state = jax.jit(agent.init)(jax.random.key(0))
         experience = probes.experience(env, agent, state)
@@ -470,7 +501,9 @@ def test_ratio_is_one_before_first_gradient_step():
     """With one epoch of one minibatch, log_prob of rollout and learner agree, so approx_kl is 0."""
     env = probes.chain(8)
     for is_normalized in (False, True):
-        config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=is_normalized)
+        config = configure(
+            ppo.Config, rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=is_normalized
+        )
         agent = ppo.make(config, env.spec, 10)
         state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
         for key in jax.random.split(jax.random.key(1), 2):
@@ -478,9 +511,31 @@ def test_ratio_is_one_before_first_gradient_step():
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "squash"), [(k, s) for k in ("state_dependent", "gsde") for s in (False, True)])
+def test_policy_option_chooses_distribution_of_actions(kind, squash):
+    """A standard deviation is an output of the network, or a function of the 8 features that end its output."""
+    agent, context = built(types.Box((2,)), policy=dict(kind=kind, squash=squash, log_std_init=-0.5))
+    params = agent.init(jax.random.key(0)).params
+    output = context.network.act(params["network"], jnp.ones((4, 4)), ())[0]
+    found = context.head.make(output, params.get("log_std", ()))
+    assert type(found) is (distributions.TanhGaussian if squash else distributions.Gaussian)
+    more = np.asarray(output, float)[:, 2:]
+    assert more.shape == (4, 2 if kind == "state_dependent" else 8)
+    spread = more if kind == "state_dependent" else 0.5 * np.log((more**2).sum(-1, keepdims=True)) + np.zeros(2)
+    np.testing.assert_allclose(found.log_std, spread - 0.5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("gaussian", "Gaussian"), ("tanh", "TanhGaussian")])
+def test_standard_deviation_of_simple_policies_is_parameter(policy, kind):
+    agent, context = built(types.Box((2,)), policy=policy, log_std_init=-0.5)
+    params = agent.init(jax.random.key(0)).params
+    np.testing.assert_array_equal(params["log_std"], [-0.5, -0.5])
+    assert type(context.head.make(jnp.zeros((4, 2)), params["log_std"])) is getattr(distributions, kind)
+
+
 def test_prepare_keeps_pre_tanh_sample_of_squashed_action():
     env = probes.continuous_action_of_observation(8)
-    agent = ppo.make(ppo.Config(rollout_length=16, tanh_squash=True, log_std_init=1.0), env.spec, 10)
+    agent = ppo.make(configure(ppo.Config, rollout_length=16, policy="tanh", log_std_init=1.0), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     rows = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given).rows)(state, experience)
@@ -492,7 +547,7 @@ def test_prepare_keeps_pre_tanh_sample_of_squashed_action():
 def test_kl_of_squashed_actions_is_accurate_when_tanh_rounds_to_one():
     """With mean 12 before the tanh, each action rounds to 1. KL(old || new) is still (shift / std)^2 / 2."""
     num_rows, std, shift = 4096, 0.1, 0.02
-    agent, context = built(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, tanh_squash=True)
+    agent, context = built(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, policy="tanh")
     actor = lambda params, obs: jnp.full((len(obs), 1), params)
     step = lambda params, obs, carry: (actor(params, obs), carry)
     unroll = lambda params, obs, carry, reset: ((actor(params, obs), jnp.zeros(len(obs))), carry)
@@ -554,7 +609,7 @@ def test_config_values_may_be_traced():
     env = probes.best_action(8)
 
     def run(learning_rate):
-        config = dataclasses.replace(ppo.Config(rollout_length=8, hidden_sizes=(8,)), learning_rate=learning_rate)
+        config = configure(ppo.Config, rollout_length=8, hidden_sizes=(8,), learning_rate=learning_rate)
         agent = ppo.make(config, env.spec, 10)
         return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 2)[1]["learning_rate"][0]
 
@@ -569,7 +624,7 @@ def test_custom_objective_replaces_loss():
         error = context.network.critic(params["network"], batch.obs) - batch.target
         return (batch.weight * error**2).sum(), {"value_error": (batch.weight * jnp.abs(error)).sum()}
 
-    env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden_sizes=(8,))
+    env, config = probes.delayed_reward(4), configure(ppo.Config, rollout_length=8, hidden_sizes=(8,))
     agent = ppo.make(config, env.spec, 3, objective=objective)
     before = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
     after, metrics = jax.jit(lambda state: loop.train(env, agent, state, 3))(before)

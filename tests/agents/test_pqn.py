@@ -10,6 +10,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import loop
 from jaxrl_fast.agents import pqn
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Box, Discrete, EnvSpec, Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes
 from tests.helpers.agents import network_of
@@ -23,7 +24,8 @@ TABLE = network_of(  # a lookup table: its parameters [states, A] are indexed by
 
 def make(num_envs=1, action=None, **config):
     spec = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), action or Discrete(2), num_envs)
-    return pqn.make(pqn.Config(**dict(rollout_length=4, num_minibatches=1, hidden_sizes=(8,)) | config), spec, 10)
+    options = dict(rollout_length=4, num_minibatches=1, hidden_sizes=(8,)) | config
+    return pqn.make(configure(pqn.Config, **options), spec, 10)
 
 
 def context_of(**config):
@@ -105,9 +107,9 @@ def test_loss_equals_hand_calculation():
 def agent_of(env, num_updates, **config):
     defaults = dict(
         rollout_length=16, num_minibatches=2, num_epochs=2, learning_rate=5e-3, gamma=probes.GAMMA, hidden_sizes=(16,),
-        epsilon_start=0.5, epsilon_end=0.5,
+        explore=dict(start=0.5, end=0.5),
     )  # fmt: skip
-    return pqn.make(pqn.Config(**defaults | config), env.spec, num_updates, env.parallelism)
+    return pqn.make(configure(pqn.Config, **defaults | config), env.spec, num_updates, env.parallelism)
 
 
 def learn(env, num_updates=200, **config):
@@ -126,7 +128,7 @@ def learn(env, num_updates=200, **config):
 
 def test_explore_stores_largest_action_value_for_bootstrapping():
     """Epsilon is 1, so all actions are random. The stored value is still the largest one of each row."""
-    context = context_of(num_envs=64, epsilon_start=1.0, epsilon_end=1.0)
+    context = context_of(num_envs=64, explore=dict(start=1.0, end=1.0))
     state = pqn.State(jnp.float32(np.random.default_rng(0).normal(size=(8, 2))), (), jnp.int32(0))
     obs = jnp.float32(np.arange(64) % 8)[:, None]
     noise = jax.tree.map(lambda x: x[0], make(num_envs=64).sample_noise(jax.random.key(0), 1, 64))
@@ -150,12 +152,14 @@ def test_agent_learns_action_that_depends_on_observation():
     np.testing.assert_allclose(value, [[1, -1], [-1, 1]], atol=0.1)
 
 
+@pytest.mark.slow
 def test_truncation_bootstraps_value():
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, learning_rate=1e-2)([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
+@pytest.mark.slow
 def test_termination_does_not_bootstrap():
     value, _ = learn(probes.constant_reward_terminal(8), 300, learning_rate=1e-2)(np.eye(10))
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
@@ -243,8 +247,8 @@ def test_update_reports_epsilon_and_learning_rate_of_next_update():
     It has 2 of the 20 gradient steps until the learning rate is 0.
     """
     context = context_of(
-        rollout_length=3, num_epochs=2, epsilon_start=1.0, epsilon_end=0.0, epsilon_steps=12, learning_rate=0.1,
-        anneal_lr=True,
+        rollout_length=3, num_epochs=2, explore=dict(start=1.0, end=0.0, steps=12), learning_rate=0.1,
+        schedule="linear",
     )  # fmt: skip
     rollout = rollout_of(
         np.zeros((8, 2)), np.arange(4)[:, None], np.zeros((3, 1)), np.ones((3, 1)), np.ones((3, 1)),

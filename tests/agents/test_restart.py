@@ -7,6 +7,7 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Discrete, EnvSpec
 from tests.helpers.trees import same_bits
 
@@ -16,7 +17,7 @@ SPEC = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), Discrete(2), 3)
 
 
 def test_ppo_restart_clears_discounted_reward_sums_and_keeps_statistics():
-    agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=True), SPEC, 10)
+    agent = ppo.make(configure(ppo.Config, rollout_length=4, hidden_sizes=(4,), rewards="normalized"), SPEC, 10)
     state = agent.init(jax.random.key(0))
     state = state._replace(rewards=state.rewards._replace(total=jnp.array([1.0, -2.0, 3.0])))
     after = agent.learning.on_env_restart(state)
@@ -25,19 +26,19 @@ def test_ppo_restart_clears_discounted_reward_sums_and_keeps_statistics():
 
 
 def test_ppo_restart_changes_nothing_without_reward_normalization():
-    agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=False), SPEC, 10)
+    agent = ppo.make(configure(ppo.Config, rollout_length=4, hidden_sizes=(4,), rewards="raw"), SPEC, 10)
     state = agent.init(jax.random.key(0))
     assert same_bits(agent.learning.on_env_restart(state), state)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_dqn_restart_truncates_episodes_at_newest_row(prioritized):
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_dqn_restart_truncates_episodes_at_newest_row(kind):
     """It has no successor, and is not drawn; a target of two steps ends there."""
-    config = dqn.Config(
-        rollout_length=4, buffer_size=96, batch_size=4, learning_starts=0, n_step=2, prioritized=prioritized
-    )
+    of_replay = dict(kind=kind, size=96, n_step=2)
+    config = configure(dqn.Config, rollout_length=4, batch_size=4, learning_starts=0, replay=of_replay)
     agent = dqn.make(config, SPEC, 10)
     state = agent.init(jax.random.key(0))
+    prioritized = kind == "prioritized"
     ring = lambda state: state.replay.ring if prioritized else state.replay
     full = ring(state)._replace(valid=jnp.ones((32, 3), bool), head=jnp.int32(8), size=jnp.int32(32))
     state = state._replace(replay=state.replay._replace(ring=full) if prioritized else full)

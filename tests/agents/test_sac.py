@@ -11,9 +11,10 @@ import pytest
 import scipy.stats
 
 from jaxrl_fast.agents import actor_critic, sac
-from jaxrl_fast.agents.configs.sac import SAC
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.sac import SAC
 from jaxrl_fast.rl import off_policy
-from tests.helpers import actor_critics
+from tests.helpers import actor_critics, slow
 from tests.helpers.actor_critics import (
     Adam,
     assert_close,
@@ -113,7 +114,7 @@ def test_target_equals_hand_calculation(learned):
 def test_three_step_target_includes_entropy_of_last_state_only(terminates):
     # gamma .5, Q'(s, .) = 2 s, so that V'(s) = 2 s + .918939 at temperature 1; rewards 1 2 3 4; the fourth step ends
     # row 0: 2.75 + .125 V'(3);  row 2: 5 + .25 V'(4) if truncated;  row 3: 4 + .5 V'(4)
-    context = tables_of("sac", n_step=3, rollout_length=6, buffer_size=12, batch_size=1, gamma=0.5, **FIXED)
+    context = tables_of("sac", n_step=3, rollout_length=6, size=12, batch_size=1, gamma=0.5, **FIXED)
     ring = buffer_of(
         context, range(6), [0] * 6, [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0],
         [1, 1, 1, 1, 0, 1],
@@ -260,7 +261,7 @@ def test_importance_weights_apply_to_critic_loss_only():
     Two of four rows can be sampled. There Q is 1 and -1, the action is 0, and rewards are 2 and -16.
     The errors are 1 and 3, and 17 and 15.
     """
-    config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
+    config = dict(replay=dict(kind="prioritized", size=16, alpha=0.5, beta=1.0), batch_size=16)
     context = tables_of("sac", target_entropy=-3.0, **config)
     buffer = buffer_of(context, range(4), [0] * 4, [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
     keys = keys_of(1)
@@ -295,7 +296,7 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
     target = state.learner.target_params.critic
     log_alpha = log_alpha if learned else np.log(np.float32(config.temperature))
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
-    optimizers = [Adam(x, rate, config.adam_epsilon) for x, rate in zip((actor, critic, log_alpha), rates)]
+    optimizers = [Adam(x, rate, config.optimizer.epsilon) for x, rate in zip((actor, critic, log_alpha), rates)]
 
     def act(actor, obs, noise):
         """Actions [B, D] and their log-probabilities [B] (equation 26 of the first paper)."""
@@ -340,19 +341,20 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
             if learned:
                 log_alpha = optimizers[2].step(log_alpha, excess)  # entropy above its target: alpha falls
         if number in moves:
-            target = actor_critics.average(critic, target, config.tau)
+            target = actor_critics.average(critic, target, config.target.tau)
     return (actor, critic, log_alpha), target
 
 
 @pytest.mark.parametrize(
-    ("learned", "delay", "interval", "moves"), [(True, 1, 1, (1, 2, 3)), (True, 2, 1, (1, 2, 3)), (False, 2, 4, (2,))]
+    ("learned", "delay", "interval", "moves"),
+    [slow(True, 1, 1, (1, 2, 3)), (True, 2, 1, (1, 2, 3)), slow(False, 2, 4, (2,))],
 )
 def test_update_matches_plain_implementation(learned, delay, interval, moves):
     """Three gradient steps, one per two environment steps. Target critics differ from the critics at the start."""
     config = dict(target_entropy=-1.5) if learned else FIXED
     agent = make(
         "sac", num_envs=3, num_obs=3, num_actions=2, tau=0.3, gamma=0.9, learning_rate=0.03, replay_ratio=0.5,
-        critic_learning_rate=0.02, adam_epsilon=1e-3, temperature=0.4, target_update_interval=interval,
+        critic_learning_rate=0.02, optimizer=dict(epsilon=1e-3), temperature=0.4, interval=interval,
         policy_delay=delay, **config,
     )  # fmt: skip
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
@@ -387,11 +389,11 @@ def test_make_rejects_more_target_critics_than_critics(num_critics, num_target_c
 
 def test_config_warns_about_positive_target_entropy():
     (line,) = SAC(target_entropy=3.0).warnings(8)
-    assert line.startswith("--agent.target-entropy: ") and "got 3" in line and line.endswith("use a negative number")
+    assert line.startswith("target_entropy: ") and "got 3" in line and line.endswith("use a negative number")
     assert SAC(target_entropy=-3.0).warnings(8) == SAC().warnings(8) == ()
 
 
 def test_config_warns_about_tau_of_1_with_short_target_update_interval():
-    (line,) = SAC(tau=1.0).warnings(8)
-    assert line.startswith("--agent.target-update-interval: ")
-    assert SAC(tau=1.0, target_update_interval=1000).warnings(8) == ()
+    (line,) = configure(SAC, tau=1.0).warnings(8)
+    assert line.startswith("target.interval: ")
+    assert configure(SAC, tau=1.0, interval=1000).warnings(8) == ()

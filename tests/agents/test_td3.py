@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.agents import actor_critic, critics, td3
-from jaxrl_fast.agents.configs.td3 import DDPG, TD3
+from jaxrl_fast.options.td3 import DDPG, TD3
 from jaxrl_fast.rl import off_policy
 from tests.helpers import actor_critics, slow
 from tests.helpers.actor_critics import (
@@ -88,7 +88,7 @@ def test_three_step_targets_equal_hand_calculation(terminates):
     # row 0: 1 + .5 * 2 + .25 * 3 = 2.75, then .125 * 2 * 3 = .75 of state 3
     # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 if truncated
     # row 3: 4, then .5 * 2 * 4 = 4
-    context = tables_of("td3", n_step=3, rollout_length=6, buffer_size=12, batch_size=1, gamma=0.5)
+    context = tables_of("td3", n_step=3, rollout_length=6, size=12, batch_size=1, gamma=0.5)
     ring = buffer_of(
         context, range(6), [0] * 6, [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0],
         [1, 1, 1, 1, 0, 1],
@@ -163,7 +163,7 @@ def test_policy_gradient_matches_rlax(rlax):
 
 def test_exploration_noise_is_added_and_action_is_clipped():
     # .5 + .1 n for n = 1, -2, 50
-    context = tables_of("td3", exploration_noise=0.1)
+    context = tables_of("td3", std=0.1)
     params = actor_critic.Params(jnp.float32([[HALF]]), ())
     found = td3.explore(context, params, jnp.zeros((3, 1)), jnp.float32([[1], [-2], [50]]))
     np.testing.assert_allclose(found, [[0.6], [0.3], [1]], rtol=1e-5)
@@ -207,6 +207,7 @@ def test_policy_and_targets_update_every_policy_delay_gradient_steps(delay):
     assert all((x > 0).all() for x in jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_policy_delay_counts_gradient_steps_across_updates():
     """Three seeds with three gradient steps per update. The policy has made floor(g / 2) steps after g = 1, 4, 7 ..."""
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.1875, policy_delay=2)
@@ -239,7 +240,7 @@ def test_importance_weights_apply_to_critic_loss_only():
 
     Two of four rows can be sampled. There Q is 0 for the action 0, and rewards are 2 and -16.
     """
-    config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
+    config = dict(replay=dict(kind="prioritized", size=16, alpha=0.5, beta=1.0), batch_size=16)
     context = tables_of("td3", policy_delay=1, gamma=0.5, **config)
     buffer = buffer_of(context, range(4), [0] * 4, [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
     keys = keys_of(1)
@@ -269,7 +270,7 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
     params, target = state.learner.params, state.learner.target_params
     actor, critic, target_actor, target_critic = params.actor, params.critic, target.actor, target.critic
     rates = config.learning_rate, config.critic_learning_rate
-    optimizers = [Adam(x, rate, config.adam_epsilon) for x, rate in zip((actor, critic), rates)]
+    optimizers = [Adam(x, rate, config.optimizer.epsilon) for x, rate in zip((actor, critic), rates)]
 
     @jax.jit
     @jax.grad
@@ -299,20 +300,21 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
         critic = optimizers[1].step(critic, gradient_of_error(critic, batch, weight, goal))
         if step % delay == 0:
             actor = optimizers[0].step(actor, gradient_of_loss(actor, critic, batch, weight))
-            target_actor = actor_critics.average(actor, target_actor, config.tau)
-            target_critic = actor_critics.average(critic, target_critic, config.tau)
+            target_actor = actor_critics.average(actor, target_actor, config.target.tau)
+            target_critic = actor_critics.average(critic, target_critic, config.target.tau)
     return (actor, critic), (target_actor, target_critic)
 
 
 @pytest.mark.parametrize(
-    ("algo", "delay", "num_critics", "std"), [("td3", 2, 2, 0.4), ("ddpg", 1, 1, 0.0)], ids=["td3", "ddpg"]
+    ("algo", "delay", "num_critics", "std"),
+    [pytest.param("td3", 2, 2, 0.4, id="td3"), slow("ddpg", 1, 1, 0.0, id="ddpg")],
 )
 def test_update_matches_plain_implementation(algo, delay, num_critics, std):
     """Three gradient steps with three environments. Target parameters differ from the parameters at the start."""
     noise = dict(target_noise=std, target_noise_clip=0.5) if algo == "td3" else {}
     agent = make(
         algo, num_envs=3, num_obs=3, num_actions=2, tau=0.3, gamma=0.9, learning_rate=0.03, replay_ratio=0.5,
-        critic_learning_rate=0.02, adam_epsilon=1e-3, **noise,
+        critic_learning_rate=0.02, optimizer=dict(epsilon=1e-3), **noise,
     )  # fmt: skip
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
     apart = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), state.learner.target_params)

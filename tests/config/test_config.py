@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 
 import jaxrl_fast
 from jaxrl_fast import cli, evaluate, plot, train, video
-from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.agents.configs.ppo import PPO
 from jaxrl_fast.config import load, presets, resume
-from jaxrl_fast.config.options import OF_RUN, same_env
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.loggers import terminal
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure, options_of
+from jaxrl_fast.options.ppo import PPO
+from jaxrl_fast.options.run import OF_RUN, same_env
 from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import console, plan, trainer
 from jaxrl_fast.utils import locks, memory, parsing
-from jaxrl_fast.utils.option import options_of
 
 pytestmark = pytest.mark.unit
 
@@ -79,13 +79,15 @@ def test_large_int_option_is_exact():
 
 def test_option_spellings_are_equivalent():
     lines = (
-        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal-lr --agent.hidden-sizes 32 16",
-        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal-lr false --agent.hidden-sizes 32 16",
+        "ppo --num-envs 8 --learning-rate 1e-3 --no-clip-vloss --network.hidden-sizes 32 16 --policy state-dependent",
+        "ppo --num_envs=8 --learning_rate=1e-3 --clip-vloss false --hidden_sizes 32 16 --policy=state_dependent",
     )
     first, second = map(parse, lines)
     assert first == second
     assert first.options.num_envs == 8
-    assert first.agent == PPO(learning_rate=1e-3, anneal_lr=False, hidden_sizes=(32, 16))
+    assert first.agent == configure(
+        PPO, learning_rate=1e-3, clip_vloss=False, hidden_sizes=(32, 16), policy="state_dependent"
+    )
 
 
 def test_python_keywords_equal_command_line_options():
@@ -95,11 +97,13 @@ def test_python_keywords_equal_command_line_options():
         total_steps=1_000_000,
         eval_every="10k",
         env_options={"max_steps_in_episode": 200},
-        agent={"learning_rate": 1e-3, "hidden_sizes": (32,), "anneal_lr": False},
+        learning_rate=1e-3,
+        network={"kind": "mlp", "hidden_sizes": (32,)},
+        schedule="constant",
     )
     from_line = parse(
         "--config ppo_cartpole --num-envs 256 --total-steps 1M --eval-every 10k --env-options max_steps_in_episode=200 "
-        "--agent.learning-rate 1e-3 --agent.hidden-sizes 32 --agent.no-anneal-lr"
+        "--learning-rate 1e-3 --network mlp --network.hidden-sizes 32 --schedule constant"
     )
     as_text = from_line.options.env_options
     assert as_text == {"max_steps_in_episode": "200"}
@@ -109,8 +113,8 @@ def test_python_keywords_equal_command_line_options():
 
 def test_command_line_overrides_preset_which_overrides_defaults(tmp_path):
     preset = tmp_path / "mine.yaml"
-    preset.write_text("env: Acrobot-v1\nnum_envs: 8\ntotal_steps: 30k\nagent:\n  learning_rate: 1e-3\n  gamma: 0.5\n")
-    settings = parse(f"--config {preset} --num-envs 16 --agent.gamma 0.9")
+    preset.write_text("env: Acrobot-v1\nnum_envs: 8\ntotal_steps: 30k\nlearning_rate: 1e-3\ngamma: 0.5\n")
+    settings = parse(f"--config {preset} --num-envs 16 --gamma 0.9")
     assert settings.algo == "ppo"
     assert settings.options.env == "Acrobot-v1"
     assert settings.options.num_envs == 16
@@ -227,55 +231,57 @@ def test_env_option_named_members_does_not_mark_sweep_part(tmp_path):
 
 def test_written_settings_are_read_back_as_preset(tmp_path):
     settings = parse(
-        "ppo --env Acrobot-v1 --agent.hidden-sizes 8 8 --agent.target-kl 0.01 --env-options x=1 --solved-threshold -100"
+        "ppo --env Acrobot-v1 --hidden-sizes 8 8 --target-kl 0.01 --memory gru --memory.size 8 --env-options x=1 "
+        "--solved-threshold -100"
     )
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"device": "cpu"}}))
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 3, "device": "cpu"}}))
     again = parse(f"--config {path}")
     assert again._replace(preset="") == settings
 
 
 @pytest.mark.parametrize(
-    ("protocol", "clip", "decided", "line", "expected"),
+    ("protocol", "rewards", "decided", "line", "expected"),
     [
-        ("dqn2015", True, True, "--protocol machado2018", None),  # the protocol set it, so the new one sets it again
-        ("machado2018", False, True, "--protocol dqn2015", None),
-        ("dqn2015", False, False, "--protocol machado2018", False),  # set explicitly
-        ("dqn2015", True, True, "--protocol machado2018 --agent.clip-rewards", True),
-        ("dqn2015", True, True, "--num-envs 2", True),
+        (
+            "dqn2015",
+            "sign",
+            True,
+            "--protocol machado2018",
+            "auto",
+        ),  # the protocol set it, so the new one sets it again
+        ("machado2018", "raw", True, "--protocol dqn2015", "auto"),
+        ("dqn2015", "raw", False, "--protocol machado2018", "raw"),  # set explicitly
+        ("dqn2015", "sign", True, "--protocol machado2018 --rewards sign", "sign"),
+        ("dqn2015", "sign", True, "--num-envs 2", "sign"),
     ],
 )
-def test_protocol_option_resets_reward_clipping_of_run_config(tmp_path, protocol, clip, decided, line, expected):
+def test_protocol_option_resets_rewards_of_run_config(tmp_path, protocol, rewards, decided, line, expected):
     path = tmp_path / "config.yaml"
-    content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": protocol, "agent": {"clip_rewards": clip}}
-    meta = {"format": 3, "decided": ["agent.clip_rewards"] * decided}
+    content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": protocol, "rewards": rewards}
+    meta = {"format": 3, "decided": ["rewards"] * decided}
     path.write_text(yaml.safe_dump(content | {"meta": meta}))
-    assert parse(f"--config {path} {line}").agent.clip_rewards is expected
+    assert parse(f"--config {path} {line}").agent.rewards == expected
     path.write_text(yaml.safe_dump(content))  # a preset of a user, whose values are explicit
-    assert parse(f"--config {path} {line}").agent.clip_rewards is (True if "--agent" in line else clip)
+    assert parse(f"--config {path} {line}").agent.rewards == ("sign" if "--rewards" in line else rewards)
 
 
 @pytest.mark.parametrize(
     ("decided", "expected"),
     [
-        (["protocol", "quarantine", "agent.clip_rewards", "agent.replay_storage"], ("", None, None, "auto")),
-        (["quarantine"], ("dqn2015", None, True, "disk")),  # the others were given
+        (["protocol", "quarantine", "rewards", "replay.storage"], ("", None, "auto", "auto")),
+        (["quarantine"], ("dqn2015", None, "sign", "disk")),  # the others were given
     ],
 )
 def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, decided, expected):
     path = tmp_path / "config.yaml"
     content = {"algo": "dqn", "env": "envpool/Pong-v5", "protocol": "dqn2015", "quarantine": False}
-    content |= {"agent": {"clip_rewards": True, "replay_storage": "disk"}, "num_envs": 4}
+    content |= {"rewards": "sign", "replay": {"kind": "uniform", "size": 5000, "storage": "disk"}, "num_envs": 4}
     path.write_text(yaml.safe_dump(content | {"meta": {"format": 3, "decided": decided}}))
-    of = lambda read: (
-        read.options.protocol,
-        read.options.quarantine,
-        read.agent.clip_rewards,
-        read.agent.replay_storage,
-    )
+    of = lambda read: tuple(map(read.value, ("protocol", "quarantine", "rewards", "replay.storage")))
     other = parse(f"--config {path} --env envpool/Breakout-v5")
-    assert of(other) == expected and other.options.num_envs == 4
-    assert of(parse(f"--config {path}")) == (*(content[n] for n in ("protocol", "quarantine")), True, "disk")
+    assert of(other) == expected and other.options.num_envs == 4 and other.agent.replay.size == 5000
+    assert of(parse(f"--config {path}")) == ("dqn2015", False, "sign", "disk")
     path.write_text(yaml.safe_dump(content))  # a preset of a user, whose values are explicit
     assert of(parse(f"--config {path} --env envpool/Breakout-v5")) == of(parse(f"--config {path}"))
 
@@ -283,8 +289,8 @@ def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, deci
 @pytest.mark.parametrize(
     ("line", "decided"),
     [
-        ("dqn --env CartPole-v1", ("quarantine", "agent.replay_storage")),
-        ("dqn --env CartPole-v1 --quarantine --agent.replay-storage device", ()),
+        ("dqn --env CartPole-v1", ("quarantine", "replay.storage")),
+        ("dqn --env CartPole-v1 --wrap quarantine --replay.storage device", ()),
         ("ppo --env CartPole-v1", ("quarantine",)),
     ],
 )
@@ -292,15 +298,12 @@ def test_plan_names_options_that_it_decided(line, decided):
     assert plan.validate_plan(parse(f"{line} --num-envs 2")).decided == decided
 
 
-@pytest.mark.parametrize(("edit", "name"), [({"protocol": ""}, "protocol"), ({"clip": None}, "agent.clip_rewards")])
-def test_check_unchanged_rejects_emptied_protocol_and_clip_rewards(edit, name):
+@pytest.mark.parametrize(("name", "emptied"), [("protocol", ""), ("rewards", "auto")])
+def test_check_unchanged_rejects_emptied_protocol_and_rewards(name, emptied):
     """Only a sweep.yaml (`decided=False`) may leave these options to the environment."""
-    settings = parse("ppo --env envpool/Pong-v5 --protocol machado2018 --agent.no-clip-rewards")
+    settings = parse("ppo --env envpool/Pong-v5 --protocol machado2018 --rewards raw")
     before = to_mapping(settings)
-    now = settings._replace(
-        options=dataclasses.replace(settings.options, protocol=edit.get("protocol", "machado2018")),
-        agent=dataclasses.replace(settings.agent, clip_rewards=edit.get("clip", False)),
-    )
+    now = settings.replace(**{name: emptied})
     with pytest.raises(ValueError, match=rf"^run/config.yaml: {name} was .* when step was saved, got .*restore the"):
         resume.check_unchanged(now, before, Path("run"), Path("step"))
     resume.check_unchanged(now, before, Path("run"), Path("step"), decided=False)
@@ -311,31 +314,31 @@ def test_check_unchanged_rejects_emptied_protocol_and_clip_rewards(edit, name):
 def test_shipped_presets_are_read(name):
     settings = parse(f"--config {name}")
     assert settings.preset == name
-    assert isinstance(settings.agent, CONFIGS[settings.algo])
+    assert isinstance(settings.agent, ALGORITHMS[settings.algo])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "clipped"),
+    ("line", "rewards"),
     [
-        ("ppo --env envpool/Pong-v5", True),
-        ("dqn --env envpool/Pong-v5 --protocol dqn2015", True),
-        ("pqn --env envpool/Pong-v5 --protocol machado2018", False),
-        ("pqn --env envpool/Pong-v5 --protocol machado2018 --agent.clip-rewards", True),
-        ("ppo --env envpool/Pong-v5 --agent.no-clip-rewards", False),
-        ("ppo --env envpool/CartPole-v1", None),
-        ("ppo --env CartPole-v1", None),
+        ("ppo --env envpool/Pong-v5", "sign"),
+        ("dqn --env envpool/Pong-v5 --protocol dqn2015", "sign"),
+        ("pqn --env envpool/Pong-v5 --protocol machado2018", "raw"),
+        ("pqn --env envpool/Pong-v5 --protocol machado2018 --rewards sign", "sign"),
+        ("ppo --env envpool/Pong-v5 --rewards raw", "raw"),
+        ("ppo --env envpool/CartPole-v1", "auto"),
+        ("ppo --env CartPole-v1", "auto"),
     ],
 )
-def test_protocol_sets_default_reward_clipping(line, clipped):
+def test_protocol_sets_default_rewards(line, rewards):
     small = "--num-envs 4 --eval-envs 4 --env-option img_height=36 img_width=36" if "Pong" in line else "--num-envs 4"
-    assert plan.validate_plan(parse(f"{line} {small}")).settings.agent.clip_rewards is clipped
+    assert plan.validate_plan(parse(f"{line} {small}")).settings.agent.rewards == rewards
 
 
 def test_help_lists_every_option_without_importing_array_libraries():
     code = (
         "import sys\nfrom jaxrl_fast import train\n"
-        "try: train.main(['--config', 'ppo_cartpole', '--num-envs', '77', '--help'])\n"
+        "try: train.main(['--config', 'ppo_cartpole', '--num-envs', '77', '--help', 'all'])\n"
         "except SystemExit as e: assert e.code == 0\n"
         "print([m for m in ('jax', 'numpy', 'gymnax', 'flax', 'matplotlib', 'tensorboardX') if m in sys.modules])"
     )
@@ -345,159 +348,168 @@ def test_help_lists_every_option_without_importing_array_libraries():
     ).stdout
     assert said.endswith("[]\n")
     assert "77" in said and "475" in said  # the preset's values, and what overrides them
-    for name in (*OF_RUN, *(f"agent.{n}" for n in options_of(PPO))):
+    for name in (*OF_RUN, *options_of(PPO)):
         assert f"--{SINGULAR.get(name, name).replace('_', '-')} " in said.replace(",", " "), name
 
 
 # Each entry: a command line, and words of its one-line error message.
 MISTAKES = [
-    ("-seed 3", ["-seed", "did you mean"]),
-    ("--config=", ["--config: must be a preset or a file, got ''\n"]),
-    ("ppo --agent.activation gelu", ["--agent.activation", "'gelu'", "'tanh'", "'relu'"]),
-    ("ppo --agent.network mlpp", ["--agent.network", "did you mean mlp"]),
+    ("-seed 3", ["error: -seed: unknown option; did you mean seed or num_seeds?\n"]),
+    ("--config=", ["config: must be a preset or a file, got ''\n"]),
+    ("ppo --activation gelu", ["error: activation: ", "'gelu'", "'tanh'", "'relu'"]),
+    (
+        "ppo --network mlpp",
+        ["error: network: must be a class (package.module:Class) or", "'mlpp'; did you mean mlp?\n"],
+    ),
     ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
-    ("ppo --name a/../../b", ["--name:", "got 'a/../../b'", "--run-dir"]),
-    (f"ppo --run-dir {'x' * 300}", ["--run-dir", "is not a valid path (File name too long)"]),
-    (f"--resume {'x' * 5000}", ["--resume", "is not a valid path (File name too long)"]),
-    ("--resume ~nobody-at-all/run", ["--resume '~nobody-at-all/run' is not a valid path"]),
-    ("--config ~nobody-at-all/x.yaml", ["--config '~nobody-at-all/x.yaml' is not a valid path"]),
-    ("ppo --run-dir ~nobody-at-all/run", ["--run-dir '~nobody-at-all/run' is not a valid path"]),
-    ("ppo --name ..", ["--name:", "got '..'", "use --run-dir for a path"]),
-    ("ppo --num-envs 1e99", ["--num-envs: must be at least 1 and at most 2147483647, got 1e+99"]),
-    ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 1000000"]),
+    ("ppo --name a/../../b", ["error: name: ", "got 'a/../../b'", "run_dir"]),
+    (f"ppo --run-dir {'x' * 300}", ["run_dir", "is not a valid path (File name too long)"]),
+    (f"--resume {'x' * 5000}", ["resume", "is not a valid path (File name too long)"]),
+    ("--resume ~nobody-at-all/run", ["resume '~nobody-at-all/run' is not a valid path"]),
+    ("--config ~nobody-at-all/x.yaml", ["config '~nobody-at-all/x.yaml' is not a valid path"]),
+    ("ppo --run-dir ~nobody-at-all/run", ["run_dir '~nobody-at-all/run' is not a valid path"]),
+    ("ppo --name ..", ["error: name: ", "got '..'", "use run_dir for a path"]),
+    ("ppo --num-envs 1e99", ["num_envs: must be at least 1 and at most 2147483647, got 1e+99"]),
+    ("ppo --eval-episodes 1e20", ["error: eval_episodes: ", "at most 1000000"]),
     ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got a function", "fit(env=make_env)"]),
     (
-        "ppo --num-envs 10M --agent.num-minibatches 3",
-        ["--agent.num-minibatches: must divide the 1280000000 steps", "got 3; use 2 or 4"],
+        "ppo --num-envs 10M --num-minibatches 3",
+        ["num_minibatches: must divide the 1280000000 steps", "got 3; use 2 or 4"],
     ),
-    ("ppo --total-steps 200B --num-envs 8", ["--total-steps: must give at most 2147483647 gradient steps, got "]),
-    ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
-    ("--learning-rate 1", ["--agent.learning-rate"]),
+    ("ppo --total-steps 200B --num-envs 8", ["total_steps: must give at most 2147483647 gradient steps, got "]),
+    ("--num-env 3", ["error: num_env: ", "did you mean num_envs"]),
+    ("--agent.learning-rate 1", ["agent.learning_rate: unknown option; did you mean learning_rate?\n"]),
     (
-        "ppo --agent.learnin-rate 1",
-        ["--agent.learnin-rate: ppo has no such option; did you mean --agent.learning-rate?\n"],
+        "ppo --learnin-rate 1",
+        ["learnin_rate: unknown option; did you mean learning_rate?\n"],
     ),
-    ("ppo --frobnicate", ["--frobnicate", "--help"]),
-    ("ppo --env-optoin a=1", ["--env-optoin", "did you mean --env-option?"]),
-    ("ppo --agent.network-optins a=1", ["did you mean --agent.network-option?"]),
-    ("dqn --buffer-size 9", ["--buffer-size: unknown option; did you mean --agent.buffer-size?\n"]),
-    ("ppo --agent.lr 1e-3", ["--agent.lr: ppo has no such option; did you mean --agent.learning-rate?\n"]),
-    ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
-    ("dqn --n-steps 3", ["--n-steps: unknown option; did you mean --agent.n-step?\n"]),
-    ("ppo --n-steps 3", ["--n-steps: unknown option; did you mean --agent.rollout-length?\n"]),
-    ("ppo --wandb-project-name x", ["--wandb-project-name: unknown option; did you mean --project?\n"]),
-    ("ppo --agent.hidden-sizes", ["--agent.hidden-sizes: needs a value, or several\n"]),
-    ("ppo --env-option", ["--env-option: needs a value, or several\n"]),
+    ("ppo --frobnicate", ["frobnicate: unknown option; python -m jaxrl_fast.train --help all lists all\n"]),
+    ("ppo --env-optoin a=1", ["error: env_optoin: unknown option; did you mean env_options?\n"]),
+    (
+        "ppo --network-optins a=1",
+        ["error: network_optins: unknown option; did you mean network.options or network.observations?\n"],
+    ),
+    ("dqn --buffer-size 9", ["buffer_size: unknown option; did you mean replay.size?\n"]),
+    ("ppo --lr 1e-3", ["error: lr: unknown option; did you mean learning_rate?\n"]),
+    ("dqn --n-steps 3", ["n_steps: unknown option; did you mean replay.n_step?\n"]),
+    ("ppo --n-steps 3", ["n_steps: unknown option; did you mean rollout_length?\n"]),
+    ("ppo --wandb-project-name x", ["wandb_project_name: unknown option; did you mean project?\n"]),
+    ("ppo --hidden-sizes", ["hidden_sizes: needs a value, or several\n"]),
+    ("ppo --env-option", ["env_options: needs a value, or several\n"]),
     (
         "ppo --env __main__:Nothing",
         ["was defined in a script's __main__", "pass it from Python, or move it to a module"],
     ),
-    ("--algo dqn", ["--algo: the algorithm is the first argument; use python -m jaxrl_fast.train dqn\n"]),
+    ("--algo dqn", ["algo: the algorithm is the first argument; use python -m jaxrl_fast.train dqn\n"]),
     ("ppo --env MinAtar/Breakout-v1", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),
-    ("--preset ppo_pong", ["--preset: unknown option; did you mean --config?\n"]),
-    ("dqn --clip-eps 1", ["--clip-eps: unknown option; did you mean --agent.clip-rewards?\n"]),
+    ("--preset ppo_pong", ["preset: unknown option; did you mean config?\n"]),
+    ("dqn --clip-eps 1", ["clip_eps: unknown option; did you mean bonus.clip?\n"]),
     ("ppo CartPole-v1", ["got 'CartPole-v1' too; use --env 'CartPole-v1'\n"]),
     ("ppo --env ALE/Pong-v5", ["unknown backend 'ALE'", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env PongNoFrameskip-v4", ["unknown environment", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env Breakout", ["did you mean Breakout-MinAtar or envpool/Breakout-v5?\n"]),
     ("ppo --env envpool/Pogn-v5", ["unknown environment 'envpool/Pogn-v5'; did you mean envpool/Pong-v5"]),
     (
-        "ppo --agent.rollout-length 1 --agent.num-minibatches 4",
-        ["--agent.num-minibatches: a minibatch must have 2 rows", "4 minibatches of 4 rows", "fewer minibatches"],
+        "ppo --rollout-length 1 --num-minibatches 4",
+        ["num_minibatches: a minibatch must have 2 rows", "4 minibatches of 4 rows", "fewer minibatches"],
     ),
-    ("ppo --agent.double", ["--agent.double: ppo has no such option; dqn has it\n"]),
+    ("ppo --double", ["double: ppo has no such option; dqn has it\n"]),
+    ("ppo --no-double", ["no_double: ppo has no such option; dqn has it\n"]),
     (
-        "ppo --agent.no-layer-norm",
-        ["--agent.no-layer-norm: ppo has no such option; dqn, pqn, sac, td3, ddpg have it\n"],
+        "ppo --network simba --no-layer-norm",
+        [
+            "no_layer_norm: network simba has no such option, got false; use network auto, mlp, minatar, nature, "
+            "dqn2013, impala or MODULE:CLASS\n"
+        ],
     ),
     (
         "ppo --replay-ratio 1",
-        ["--replay-ratio: unknown option; did you mean --replay-dir?\n"],
+        ["replay_ratio: ppo has no such option; dqn, sac, td3, ddpg have it\n"],
     ),
-    ("--config clip.yaml", ["agent.clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
-    ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
+    ("--config clip.yaml", ["clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
+    ("--no-num-envs", ["no_num_envs: num_envs is no switch, got no_; give it a value\n"]),
     ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
     ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
     ("sarsa", ["unknown algorithm 'sarsa'; there are ppo, dqn, pqn"]),
     ("ppo extra", ["'extra'"]),
-    ("ppo --num-envs", ["--num-envs", "whole number"]),
-    ("ppo --num-envs x", ["--num-envs", "'x'"]),
+    ("ppo --num-envs", ["error: num_envs: ", "whole number"]),
+    ("ppo --num-envs x", ["error: num_envs: ", "'x'"]),
     (
         "ppo --seed 0,1,2",
         [
-            "--seed: must be a whole number (64, 64k, 10M, 1e6), got '0,1,2'",
+            "seed: must be a whole number (64, 64k, 10M, 1e6), got '0,1,2'",
             "python -m jaxrl_fast.sweep takes several\n",
         ],
     ),
     (
         "ppo --seed 0..4",
         [
-            "--seed: must be a whole number (64, 64k, 10M, 1e6), got '0..4'",
+            "seed: must be a whole number (64, 64k, 10M, 1e6), got '0..4'",
             "python -m jaxrl_fast.sweep takes several\n",
         ],
     ),
     ("ppo --seed 0-4", ["whole number (64, 64k, 10M, 1e6), got '0-4'; python -m jaxrl_fast.sweep takes several\n"]),
     ("ppo --seed 0:4", ["whole number (64, 64k, 10M, 1e6), got '0:4'; python -m jaxrl_fast.sweep takes several\n"]),
     (
-        "ppo --agent.gamma 0.9,0.99",
-        ["--agent.gamma: must be a number, got '0.9,0.99'", "python -m jaxrl_fast.sweep takes several\n"],
+        "ppo --gamma 0.9,0.99",
+        ["gamma: must be a number, got '0.9,0.99'", "python -m jaxrl_fast.sweep takes several\n"],
     ),
-    ("ppo --keep-checkpoints 1,2", ["--keep-checkpoints: must be a whole number (64, 64k, 10M, 1e6), got '1,2'\n"]),
+    ("ppo --keep-checkpoints 1,2", ["keep_checkpoints: must be a whole number (64, 64k, 10M, 1e6), got '1,2'\n"]),
     (
-        "ppo --agent.hidden-sizes 64,64",
+        "ppo --hidden-sizes 64,64",
         [
-            "--agent.hidden-sizes: must be a whole number (64, 64k, 10M, 1e6), got '64,64'",
-            "separate several by spaces: --agent.hidden-sizes 64 64\n",
+            "hidden_sizes: must be a whole number (64, 64k, 10M, 1e6), got '64,64'",
+            "separate several by spaces: hidden_sizes 64 64\n",
         ],
     ),
-    ("ppo --agent.hidden-sizes [64 64]", ["got '[64'; separate several by spaces: --agent.hidden-sizes 64 64\n"]),
-    ("ppo --agent.hidden-sizes [64,64]", ["got '[64,64]'; separate several by spaces: --agent.hidden-sizes 64 64\n"]),
-    ("ppo --total-steps 1m", ["--total-steps: must be a whole number (64, 64k, 10M, 1e6), got '1m'\n"]),
-    ("ppo --solved-threshold 1.5K", ["--solved-threshold: must be a number or none, got '1.5K'\n"]),
-    ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
-    ("ppo --num-envs aut", ["--num-envs", "whole number", "'auto'"]),
+    ("ppo --hidden-sizes [64 64]", ["got '[64'; separate several by spaces: hidden_sizes 64 64\n"]),
+    ("ppo --hidden-sizes [64,64]", ["got '[64,64]'; separate several by spaces: hidden_sizes 64 64\n"]),
+    ("ppo --total-steps 1m", ["total_steps: must be a whole number (64, 64k, 10M, 1e6), got '1m'\n"]),
+    ("ppo --solved-threshold 1.5K", ["solved_threshold: must be a number or none, got '1.5K'\n"]),
+    ("ppo --num-envs 1.5", ["error: num_envs: ", "'1.5'"]),
+    ("ppo --num-envs aut", ["error: num_envs: ", "whole number", "'auto'"]),
     ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
     (
-        "ppo --num-envs auto --agent.num-minibatches 3",
-        ["--num-envs: no number of environments works, got auto; 1 environment failed: --agent.num-minibatches: must "],
+        "ppo --num-envs auto --num-minibatches 3",
+        ["num_envs: no number of environments works, got auto; 1 environment failed: num_minibatches: must "],
     ),
     (
         "ppo --num-envs auto --total-steps 100",
         ["works, got auto; 1 environment failed: 100 steps in total, only 0 updates\n"],
     ),
-    ("ppo --num-envs 4 8", ["--num-envs: takes one value, got 4 8\n"]),
-    ("ppo --num-envs 0", ["--num-envs", "at least 1"]),
-    ("ppo --num-envs -4", ["--num-envs", "-4", "at least 1"]),
-    ("ppo --total-steps 0", ["--total-steps", "at least 1"]),
-    ("ppo --total-steps 1e400", ["--total-steps"]),
+    ("ppo --num-envs 4 8", ["num_envs: takes one value, got 4 8\n"]),
+    ("ppo --num-envs 0", ["error: num_envs: ", "at least 1"]),
+    ("ppo --num-envs -4", ["error: num_envs: ", "-4", "at least 1"]),
+    ("ppo --total-steps 0", ["error: total_steps: ", "at least 1"]),
+    ("ppo --total-steps 1e400", ["error: total_steps: "]),
     (
         "ppo --total-steps 100",
-        ["--total-steps: must be at least one update of 512 steps (128 steps in each of 4 environments), got 100\n"],
+        ["total_steps: must be at least one update of 512 steps (128 steps in each of 4 environments), got 100\n"],
     ),
-    ("ppo --num-seeds 0", ["--num-seeds"]),
-    ("ppo --seed -1", ["--seed", "-1"]),
-    ("ppo --seed 2147483648", ["--seed", "2147483647"]),
+    ("ppo --num-seeds 0", ["error: num_seeds: "]),
+    ("ppo --seed -1", ["error: seed: ", "-1"]),
+    ("ppo --seed 2147483648", ["error: seed: ", "2147483647"]),
     ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
-    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved-threshold"]),
-    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved-threshold"]),
-    ("ppo --eval-episodes 0", ["--eval-episodes"]),
-    ("ppo --console-every -1", ["--console-every", "at least 0"]),
-    ("ppo --console-every 20m", ["--console-every: must be a time (30, 30s, 5min, 2h), got '20m'\n"]),
-    ("ppo --log-level loud", ["--log-level", "quiet"]),
-    ("ppo --wandb maybe", ["--wandb", "'maybe'"]),
-    ("ppo --devices some", ["--devices", "auto"]),
-    ("ppo --agent.learning-rate fast", ["--agent.learning-rate", "'fast'"]),
-    ("ppo --agent.learning-rate nan", ["--agent.learning-rate", "'nan'"]),
-    ("ppo --agent.learning-rate -1", ["--agent.learning-rate", "above 0"]),
-    ("ppo --agent.gamma 1.5", ["--agent.gamma", "at most 1"]),
-    ("ppo --agent.num-minibatches 0", ["--agent.num-minibatches", "at least 1"]),
-    ("ppo --agent.hidden-sizes 64 0", ["--agent.hidden-sizes", "at least 1"]),
-    ("ppo --agent.num-minibatches 3", ["--agent.num-minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
-    ("ppo --agent.network resnet", ["resnet"]),
+    ("ppo --stop-when-solved", ["error: stop_when_solved: ", "solved_threshold"]),
+    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["error: stop_when_solved: ", "solved_threshold"]),
+    ("ppo --eval-episodes 0", ["error: eval_episodes: "]),
+    ("ppo --console-every -1", ["error: console_every: ", "at least 0"]),
+    ("ppo --console-every 20m", ["console_every: must be a time (30, 30s, 5min, 2h), got '20m'\n"]),
+    ("ppo --log-level loud", ["error: log_level: ", "quiet"]),
+    ("ppo --wandb maybe", ["error: wandb: ", "'maybe'"]),
+    ("ppo --devices some", ["error: devices: ", "auto"]),
+    ("ppo --learning-rate fast", ["error: learning_rate: ", "'fast'"]),
+    ("ppo --learning-rate nan", ["error: learning_rate: ", "'nan'"]),
+    ("ppo --learning-rate -1", ["error: learning_rate: ", "above 0"]),
+    ("ppo --gamma 1.5", ["error: gamma: ", "at most 1"]),
+    ("ppo --num-minibatches 0", ["error: num_minibatches: ", "at least 1"]),
+    ("ppo --hidden-sizes 64 0", ["error: hidden_sizes: ", "at least 1"]),
+    ("ppo --num-minibatches 3", ["num_minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
+    ("ppo --network resnet", ["error: network: must be ", "got 'resnet'"]),
     ("ppo --env-options horizon", ["'horizon'", "key=value"]),
     ("ppo --env-options max_steps=3", ["max_steps", "max_steps_in_episode"]),
-    ("ppo --env-options max_steps_in_episode=x", ["max_steps_in_episode"]),
+    ("ppo --env-options max_steps_in_episode=x", ["error: max_steps_in_episode: "]),
     ("ppo --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
     ("ppo --env nowhere/CartPole-v1", ["nowhere"]),
     ("ppo --env MNISTBandit-bsuite", ["MNISTBandit-bsuite", "download"]),
@@ -505,14 +517,14 @@ MISTAKES = [
     ("--config ppo_cartpol", ["ppo_cartpol", "did you mean ppo_cartpole"]),
     (
         "--config dqn",
-        ["--config: must be a preset, got the algorithm 'dqn'", "use `train dqn`, or algo='dqn' from Python\n"],
+        ["config: must be a preset, got the algorithm 'dqn'", "use `train dqn`, or algo='dqn' from Python\n"],
     ),
     ("--config absent.yaml", ["absent.yaml", "ppo_cartpole"]),
     ("--config wrong_key.yaml", ["wrong_key.yaml", "num_env", "num_envs"]),
-    ("--config wrong_agent_key.yaml", ["wrong_agent_key.yaml", "agent.gama", "agent.gamma"]),
+    ("--config wrong_agent_key.yaml", ["wrong_agent_key.yaml", "gama", "gamma"]),
     ("--config wrong_value.yaml", ["wrong_value.yaml", "num_envs", "'many'"]),
     ("--config broken.yaml", ["broken.yaml", "YAML", "line"]),
-    ("--config a_list.yaml", ["a_list.yaml"]),
+    ("--config a_list.yaml", ["error: a_list.yaml: "]),
     ("--config flat_agent.yaml", ["flat_agent.yaml", "agent"]),
     ("--config unknown_algo.yaml", ["sarsa"]),
     ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "requires discrete actions, got Box"]),
@@ -525,181 +537,186 @@ MISTAKES = [
         for algo in ("sac", "td3", "ddpg")
     ],
     *[
-        (f"{algo} --env Pendulum-v1 --agent.{option} 0", [f"--agent.{option}: must be at least 1{most}, got 0\n"])
+        (f"{algo} --env Pendulum-v1 --{option} 0", [f"{option}: must be at least 1{most}, got 0\n"])
         for algo in ("sac", "td3", "ddpg")
-        for option, most in (("num-critics", " and at most 1024"), ("policy-delay", ""))
+        for option, most in (("num_critics", " and at most 1024"), ("policy_delay", ""))
     ],
     (
-        "sac --env Pendulum-v1 --agent.buffer-size 1k --agent.learning-starts 10k",
-        ["--agent.learning-starts: must be at most buffer_size (1000), got 10000; use 1000 or fewer\n"],
+        "sac --env Pendulum-v1 --replay.size 1k --learning-starts 10k",
+        ["learning_starts: must be at most replay.size (1000), got 10000; use 1000 or fewer\n"],
     ),
-    ("dqn --agent.buffer-size 100", ["--agent.buffer-size: must hold one batch of 128, got 100;"]),
+    ("dqn --replay.size 100", ["replay.size: must hold one batch of 128, got 100;"]),
     (
-        "dqn --agent.buffer-size 1000 --agent.batch-size 32",
-        ["--agent.learning-starts: must be at most buffer_size (1000), got 10000;"],
-    ),
-    (
-        "dqn --agent.buffer-size 10k --num-envs 4096",
-        ["--agent.buffer-size: must be at least 12288", "4096 environments, got 10000;"],
+        "dqn --replay.size 1000 --batch-size 32",
+        ["learning_starts: must be at most replay.size (1000), got 10000;"],
     ),
     (
-        "dqn --agent.buffer-size 10k --agent.n-step 20k",
-        ["--agent.buffer-size: must be at least", "n_step 20000", "got 10000;"],
+        "dqn --replay.size 10k --num-envs 4096",
+        ["replay.size: must be at least 12288", "4096 environments, got 10000;"],
     ),
     (
-        "dqn --env Breakout-MinAtar --agent.buffer-size 1e9",
-        ["--agent.buffer-size: a replay of ", "GB", "got 1000000000; use at most "],
+        "dqn --replay.size 10k --n-step 20k",
+        ["replay.size: must be at least", "n_step 20000", "got 10000;"],
     ),
     (
-        "dqn --agent.buffer-size 1e9 --agent.replay-storage host",
+        "dqn --env Breakout-MinAtar --replay.size 1e9",
+        ["replay.size: a replay of ", "GB", "got 1000000000; use at most "],
+    ),
+    (
+        "dqn --replay.size 1e9 --replay.storage host",
         [
-            "--agent.buffer-size: a replay of ",
-            " does not fit with --agent.replay-storage host, got 1000000000; use at most ",
+            "replay.size: a replay of ",
+            " does not fit with replay.storage host, got 1000000000; use at most ",
         ],
     ),
     (
-        "dqn --agent.replay-storage disk --num-seeds 2",
-        ["--agent.replay-storage: must be device for several seeds in one program, got disk; "],
+        "dqn --replay.storage disk --num-seeds 2",
+        ["replay.storage: must be device for several seeds in one program, got disk; "],
     ),
-    ("sac --env Pendulum-v1 --agent.replay-storage hots", ["--agent.replay-storage", "did you mean host"]),
+    ("sac --env Pendulum-v1 --replay.storage hots", ["error: replay.storage: must be ", "did you mean host?\n"]),
+    ("dqn --n-step 0", ["error: n_step: ", "at least 1"]),
+    ("dqn --value c51 --value.atoms 1", ["value.atoms: must be at least 2"]),
+    ("dqn --value c52", ["error: value: must be 'mean' or 'c51' or 'quantile', got 'c52'; did you mean c51?\n"]),
     (
-        "dqn --agent.replay-storage device --agent.replay-compression zstd",
-        ["--agent.replay-compression: has no effect without --agent.replay-storage auto or host or disk"],
+        "dqn --value c51 --v-min 3 --v-max 3",
+        ["v_min: must be less than v_max (3.0), got 3.0;"],
     ),
-    ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
-    ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
-    ("dqn --agent.value-head c52", ["--agent.value-head", "did you mean c51"]),
+    ("sac --target none --tau 0.1", ["tau: target none has no such option, got 0.1; use target average\n"]),
+    ("dqn --replay.alpha 0.6", ["replay.alpha: replay uniform has no such option, got 0.6; use replay prioritized\n"]),
     (
-        "dqn --agent.value-head c51 --agent.v-min 3 --agent.v-max 3",
-        ["--agent.v-min: must be less than v_max (3.0), got 3.0;"],
+        "dqn --value.loss huber --value c51",
+        ["value.loss: value c51 has no such option, got huber; use value mean or quantile\n"],
     ),
-    ("sac --agent.crossq true --agent.tau 0.1", ["--agent.tau: has no effect with --agent.crossq\n"]),
-    ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent: has no effect without --agent.prioritized\n"]),
+    ("dqn --value.atoms 51", ["value.atoms: value mean has no such option, got 51; use value c51 or quantile\n"]),
     (
-        "dqn --agent.loss huber --agent.value-head c51",
-        ["--agent.loss: has no effect without --agent.value-head none or quantile\n"],
-    ),
-    ("dqn --agent.num-atoms 51", ["--agent.num-atoms: has no effect without --agent.value-head c51 or quantile\n"]),
-    (
-        "dqn --agent.value-head quantile --agent.v-max 9",
-        ["--agent.v-max: has no effect without --agent.value-head c51\n"],
-    ),
-    ("--config rainbow_cartpole --agent.no-prioritized --agent.importance-exponent 1", ["--agent.prioritized"]),
-    ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml: has no effect without agent.munchausen\n"]),
-    ("dqn --agent.prioritized --agent.priority-exponent 7", ["--agent.priority-exponent", "at most 1"]),
-    ("ppo --eval-episodes 2e9", ["--eval-episodes", "at most 1000000"]),
-    ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
-    (
-        "dqn --agent.replay-ratio 0.123456789",
-        ["--agent.replay-ratio: ", "32 steps", "got 0.123456789; use 0.123456787109375"],
-    ),
-    ("dqn --agent.target-update-interval 0", ["--agent.target-update-interval", "at least 1"]),
-    ("dqn --agent.tau 1.5", ["--agent.tau", "at most 1"]),
-    ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),
-    ("dqn --agent.buffer-size 2e9", ["--agent.buffer-size", "at most 1073741824"]),
-    ("dqn --agent.epsilon-steps 2e9", ["--agent.epsilon-steps", "at most 1073741824"]),
-    ("dqn --agent.learning-starts -1", ["--agent.learning-starts", "at least 0"]),
-    ("dqn --agent.munchausen-clip 1", ["--agent.munchausen-clip", "at most 0"]),
-    ("dqn --agent.rollout-length 0", ["--agent.rollout-length", "at least 1"]),
-    ("dqn --agent.rollout-length many", ["--agent.rollout-length", "'auto'"]),
-    (
-        "dqn --agent.gae-lambda 0.9",
-        ["--agent.gae-lambda: dqn has no such option; ppo has it\n"],
+        "dqn --value quantile --v-max 9",
+        ["v_max: value quantile has no such option, got 9; use value c51\n"],
     ),
     (
-        "dqn --devices 2 --num-envs 2 --agent.batch-size 33",
-        ["--agent.batch-size: must be a multiple of 2, the number of devices, got 33; use 34"],
+        "--config rainbow_cartpole --replay uniform --replay.beta 1",
+        ["replay.beta: replay uniform has no such option, got 1; use replay prioritized\n"],
     ),
-    ("pqn --agent.num-minibatches 3", ["--agent.num-minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
-    ("pqn --agent.q-lambda 2", ["--agent.q-lambda", "at most 1"]),
+    ("--config idle.yaml", ["bonus.clip in idle.yaml: bonus none has no such option, got -2; use bonus munchausen\n"]),
+    ("dqn --replay prioritized --replay.alpha 7", ["error: replay.alpha: ", "at most 1"]),
+    ("ppo --eval-episodes 2e9", ["error: eval_episodes: ", "at most 1000000"]),
+    ("dqn --replay-ratio 0", ["error: replay_ratio: ", "above 0"]),
+    (
+        "dqn --replay-ratio 0.123456789",
+        ["replay_ratio: ", "32 steps", "got 0.123456789; use 0.123456787109375"],
+    ),
+    ("dqn --target.interval 0", ["error: target.interval: ", "at least 1"]),
+    ("dqn --target.tau 1.5", ["error: target.tau: ", "at most 1"]),
+    ("dqn --explore.end 2", ["error: explore.end: ", "at most 1"]),
+    ("dqn --replay.size 2e9", ["error: replay.size: ", "at most 1073741824"]),
+    ("dqn --explore.steps 2e9", ["error: explore.steps: ", "at most 1073741824"]),
+    ("dqn --learning-starts -1", ["error: learning_starts: ", "at least 0"]),
+    ("dqn --bonus munchausen --bonus.clip 1", ["bonus.clip: must be at most 0"]),
+    ("dqn --rollout-length 0", ["error: rollout_length: ", "at least 1"]),
+    ("dqn --rollout-length many", ["error: rollout_length: ", "'auto'"]),
+    (
+        "dqn --gae-lambda 0.9",
+        ["gae_lambda: dqn has no such option; ppo has it\n"],
+    ),
+    (
+        "dqn --devices 2 --num-envs 2 --batch-size 33",
+        ["batch_size: must be a multiple of 2, the number of devices, got 33; use 34"],
+    ),
+    ("pqn --num-minibatches 3", ["num_minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
+    ("pqn --q-lambda 2", ["error: q_lambda: ", "at most 1"]),
     ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
     ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),
     ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
-    ("ppo --run-dir a --name b", ["--name b and --run-dir a exclude each other"]),
-    ("ppo --run-dir taken", ["taken", "--run-dir"]),
-    ("ppo --name taken", ["taken", "--name"]),
+    ("ppo --run-dir a --name b", ["name b and run_dir a exclude each other"]),
+    ("ppo --run-dir taken", ["taken", "run_dir"]),
+    ("ppo --name taken", ["taken", "name"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
     (
         "ppo --save-every 5m",
-        ["--save-every: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '5m'\n"],
+        ["save_every: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '5m'\n"],
     ),
-    ("ppo --agent.no-anneal-lr false", ["--agent.no-anneal-lr: takes no value, got 'false'\n"]),
+    ("ppo --no-clip-vloss false", ["no_clip_vloss: takes no value, got 'false'\n"]),
     ("--config empty.yaml", ["empty.yaml: the preset is empty; name options, such as env: CartPole-v1\n"]),
-    ("--config nowhere/ppo_cartpole.yaml", ["--config: must be a preset or a file, got 'nowhere/ppo_cartpole.yaml'\n"]),
-    ("--config taken", ["--config: must be a preset or a file, got 'taken'\n"]),
-    ("ppo --save-every soon", ["--save-every", "'soon'"]),
-    ("ppo --save-every -3s", ["--save-every", "'-3s'"]),
-    ("ppo --save-every -64", ["--save-every: must be environment steps", "got '-64'"]),
-    ("ppo --keep-checkpoints 0", ["--keep-checkpoints", "at least 1"]),
-    ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
-    ("--resume", ["--resume: needs a value; give a run directory\n"]),
-    ("--resume=", ["--resume: must be a run directory, got ''\n"]),
-    ("ppo --run-dir=", ["--run-dir: must not be empty, got ''; give a value or leave it out\n"]),
-    ("ppo --name=", ["--name: must not be empty, got ''; give a value or leave it out\n"]),
-    ("ppo --replay-dir=", ["--replay-dir: must not be empty, got ''; give a value or leave it out\n"]),
+    ("--config nowhere/ppo_cartpole.yaml", ["config: must be a preset or a file, got 'nowhere/ppo_cartpole.yaml'\n"]),
+    ("--config taken", ["config: must be a preset or a file, got 'taken'\n"]),
+    ("ppo --save-every soon", ["error: save_every: ", "'soon'"]),
+    ("ppo --save-every -3s", ["error: save_every: ", "'-3s'"]),
+    ("ppo --save-every -64", ["save_every: must be environment steps", "got '-64'"]),
+    ("ppo --keep-checkpoints 0", ["error: keep_checkpoints: ", "at least 1"]),
+    ("ppo --on-nonfinite ignore", ["error: on_nonfinite: ", "'stop' or 'continue'"]),
+    ("--resume", ["resume: needs a value; give a run directory\n"]),
+    ("--resume=", ["resume: must be a run directory, got ''\n"]),
+    ("ppo --run-dir=", ["run_dir: must not be empty, got ''; give a value or leave it out\n"]),
+    ("ppo --name=", ["name: must not be empty, got ''; give a value or leave it out\n"]),
+    ("ppo --replay-dir=", ["replay_dir: must not be empty, got ''; give a value or leave it out\n"]),
     (
         "--config members.yaml",
-        ["--config: a preset cannot hold several values of seed, agent.learning_rate, got 2 members of a sweep in "],
+        ["config: a preset cannot hold several values of seed, learning_rate, got 2 members of a sweep in "],
     ),
-    ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to resume; use --resume a_run\n"]),
-    ("--seed 3 ppo", ["--seed: takes one value, got 3 ppo\n"]),
-    ("--agent.anneal-lr ppo", ["--agent.anneal-lr: must be true or false, got 'ppo'\n"]),
+    (
+        "--config goes_on.yaml",
+        ["goes_on.yaml: a preset cannot name a run to resume; use python -m jaxrl_fast.train --resume a_run\n"],
+    ),
+    ("--seed 3 ppo", ["seed: takes one value, got 3 ppo\n"]),
+    ("--clip-vloss ppo", ["clip_vloss: must be true or false, got 'ppo'\n"]),
     (
         "ppo --run-dir a_run",
-        ["--run-dir: must be a new or empty folder, got a_run; choose another, or resume it with --resume a_run\n"],
+        [
+            "run_dir: must be a new or empty folder, got a_run; choose another, or resume it with "
+            "python -m jaxrl_fast.train --resume a_run\n"
+        ],
     ),
-    ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
+    ("--resume nowhere", ["resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
     (
         "--resume a_sweep",
-        ["--resume a_sweep: is a sweep, not a run", "use python -m jaxrl_fast.sweep --resume a_sweep\n"],
+        ["resume a_sweep: is a sweep, not a run", "use python -m jaxrl_fast.sweep --resume a_sweep\n"],
     ),
-    ("--config a_run", ["--config: must be a preset, got the run directory 'a_run'; use a_run/config.yaml\n"]),
+    ("--config a_run", ["config: must be a preset, got the run directory 'a_run'; use a_run/config.yaml\n"]),
     ("--config merged.yaml", ["merged.yaml line 2: not readable as YAML (aliases are not supported)\n"]),
     ("--config twice.yaml", ["twice.yaml line 4: not readable as YAML (agent is given twice)\n"]),
     (
         "--config minutes.yaml",
         ["save_every in minutes.yaml: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '1:30'"],
     ),
-    ("--config twice_told.yaml", ["agent.gamma in twice_told.yaml: given twice; keep one\n"]),
-    ("ppo --env-option a=1 a=2", ["--env-option: a is given twice; keep one\n"]),
-    ("ppo --agent.learning-rate 1e39", ["--agent.learning-rate: must be a 32-bit number, got 1e+39\n"]),
-    ("ppo --agent.learning-rate 1e-50", ["--agent.learning-rate: must be a 32-bit number, got 1e-50\n"]),
+    ("--config twice_told.yaml", ["gamma in twice_told.yaml: given twice; keep one\n"]),
+    ("ppo --env-option a=1 a=2", ["env_options: a is given twice; keep one\n"]),
+    ("ppo --learning-rate 1e39", ["learning_rate: must be a 32-bit number, got 1e+39\n"]),
+    ("ppo --learning-rate 1e-50", ["learning_rate: must be a 32-bit number, got 1e-50\n"]),
     ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
-    ("--resume a_run --num-envs 3", ["--num-envs: a resume cannot change it from 8, got 3\n"]),
-    ("--resume a_run --num-envs auto", ["--num-envs: a resume cannot change it from 8, got auto\n"]),
-    ("--resume a_run --seed 5", ["--seed: a resume cannot change it from 0, got 5\n"]),
-    ("--resume a_run --agent.gamma 0.5", ["--agent.gamma: a resume cannot change it from 0.99, got 0.5\n"]),
-    ("--resume a_run --no-agent.anneal-lr", ["--no-agent.anneal-lr", "did you mean --agent.anneal-lr?"]),
-    ("--resume a_run --agent.no-anneal-lr", ["--agent.no-anneal-lr: a resume cannot change it from True, got False\n"]),
+    ("--resume a_run --num-envs 3", ["num_envs: a resume cannot change it from 8, got 3\n"]),
+    ("--resume a_run --num-envs auto", ["num_envs: a resume cannot change it from 8, got auto\n"]),
+    ("--resume a_run --seed 5", ["seed: a resume cannot change it from 0, got 5\n"]),
+    ("--resume a_run --gamma 0.5", ["gamma: a resume cannot change it from 0.99, got 0.5\n"]),
+    ("ppo --no-network.layer-norm", ["no_network.layer_norm: unknown option; did you mean network.layer_norm?\n"]),
+    ("--resume a_run --schedule constant", ["schedule: a resume cannot change it from linear, got constant\n"]),
     (
         "--resume a_run --total-steps 3",
-        ["--total-steps: must be at least one update of 1024 steps (128 steps in each of 8 environments), got 3\n"],
+        ["total_steps: must be at least one update of 1024 steps (128 steps in each of 8 environments), got 3\n"],
     ),
     (
         "--resume a_run --config ppo_cartpole",
-        ["--config: cannot be combined with --resume, which continues in the run directory\n"],
+        ["config: cannot be combined with resume, which continues in the run directory\n"],
     ),
     (
         "--resume a_run --run-dir b",
-        ["--run-dir: cannot be combined with --resume, which continues in the run directory\n"],
+        ["run_dir: cannot be combined with resume, which continues in the run directory\n"],
     ),
-    ("--resume a_run --name b", ["--name: cannot be combined with --resume, which continues in the run directory\n"]),
+    ("--resume a_run --name b", ["name: cannot be combined with resume, which continues in the run directory\n"]),
     (
         "ppo --num-envs 100M",
         [
-            "--num-envs: an update must have at most 2147483647 steps, got 12800000000 (128 steps in each of 100000000 "
-            "environments); use fewer environments or a shorter rollout\n"
+            "num_envs: an update must have at most 2147483647 steps, got 12800000000 (128 steps "
+            "in each of 100000000 environments); use fewer environments or a shorter rollout\n"
         ],
     ),
     (
-        "ppo --agent.rollout-length 1e10",
+        "ppo --rollout-length 1e10",
         [
-            "--num-envs: an update must have at most 2147483647 steps, got 40000000000 (10000000000 steps in each of 4 "
-            "environments); use fewer environments or a shorter rollout\n"
+            "num_envs: an update must have at most 2147483647 steps, got 40000000000 (10000000000 steps "
+            "in each of 4 environments); use fewer environments or a shorter rollout\n"
         ],
     ),
-    ("--config dashed.yaml", ["--num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
+    ("--config dashed.yaml", ["error: --num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
     ("--config of_itself.yaml", ["of_itself.yaml line 1: not readable as YAML (aliases are not supported)\n"]),
     (
         "--config old_run/config.yaml",
@@ -710,25 +727,25 @@ MISTAKES = [
     ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `meta` is damaged; restore the file\n"]),
     (
         "--resume old_run",
-        ["--resume old_run: written by an older version of jaxrl_fast (format 2, this is 3); train it again\n"],
+        ["resume old_run: written by an older version of jaxrl_fast (format 2, this is 3); train it again\n"],
     ),
     (
         "--resume newer_run",
-        ["--resume newer_run: written by a newer version of jaxrl_fast (format 4, this is 3); update jaxrl_fast\n"],
+        ["resume newer_run: written by a newer version of jaxrl_fast (format 4, this is 3); update jaxrl_fast\n"],
     ),
-    ("dqn --resume a_run", ["--resume a_run: uses algorithm ppo, got dqn; leave dqn out\n"]),
+    ("dqn --resume a_run", ["resume a_run: uses algorithm ppo, got dqn; leave dqn out\n"]),
 ]
 FILES = {
     "wrong_key.yaml": "num_env: 3\n",
     "dashed.yaml": "--num-envs: 8\n",
     "of_itself.yaml": "env_options: &x {a: [*x]}\n",
-    "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
-    "clip.yaml": "algo: dqn\nagent: {clip_coef: 0.1}\n",
+    "wrong_agent_key.yaml": "gama: 0.9\n",
+    "clip.yaml": "algo: dqn\nclip_coef: 0.1\n",
     "merged.yaml": "a: &a {gamma: 0.9}\nb: &b {<<: *a, gamma: 0.8}\nalgo: dqn\nagent: {<<: *a, <<: *b}\n",
     "minutes.yaml": "algo: ppo\nenv: CartPole-v1\nsave_every: 1:30\n",
-    "twice_told.yaml": "algo: ppo\nagent:\n  gamma: 0.9\nenv: CartPole-v1\nagent.gamma: 0.8\n",
+    "twice_told.yaml": "algo: ppo\nagent:\n  gamma: 0.9\nenv: CartPole-v1\ngamma: 0.8\n",
     "twice.yaml": "algo: dqn\nagent:\n  gamma: 0.9\nagent: {learning_rate: 1e-3}\n",
-    "idle.yaml": "algo: dqn\nagent: {munchausen_clip: -2}\n",
+    "idle.yaml": "algo: dqn\nbonus.clip: -2\n",
     "wrong_value.yaml": "num_envs: many\n",
     "broken.yaml": "num_envs: [3\nseed: 1\n",
     "a_list.yaml": "- 1\n- 2\n",
@@ -736,8 +753,8 @@ FILES = {
     "unknown_algo.yaml": "algo: sarsa\n",
     "empty.yaml": "# nothing\n",
     "goes_on.yaml": "resume: a_run\nseed: 3\n",
-    "members.yaml": "algo: ppo\nmeta:\n  members:\n"
-    "  - {seed: 0, agent.learning_rate: 1e-3}\n  - {seed: 5, agent.learning_rate: 4e-3}\n",
+    "members.yaml": "algo: ppo\nmeta:\n  format: 3\n  members:\n"
+    "  - {seed: 0, option.learning_rate: 1e-3}\n  - {seed: 5, option.learning_rate: 4e-3}\n",
 }
 
 
@@ -881,43 +898,24 @@ def test_env_options_are_written_as_yaml_types():
     assert yaml.safe_dump(written) and json.dumps(written)
 
 
-@pytest.mark.parametrize("algo", CONFIGS)
-def test_dependent_agent_option_is_rejected_without_its_switch(algo):
-    default = CONFIGS[algo]()
-    for name, option in options_of(CONFIGS[algo]).items():
-        if option.needs:
-            switch, *values = option.needs
-            idle = {name: getattr(default, name)}
-            if getattr(default, switch) in values:
-                others = {"value_head": "c51", "replay_storage": "device"}
-                idle[switch] = others[switch] if switch in others else not getattr(default, switch)
-            with pytest.raises(ValueError, match=rf"^agent.{name}: has no effect with(out)? agent.{switch}"):
-                load.from_keywords(algo=algo, agent=idle)
-            for value in values:
-                assert getattr(load.from_keywords(algo=algo, agent=idle | {switch: value}).agent, switch) == value
-
-
-def test_custom_algorithm_may_have_dependent_option_without_switch(monkeypatch):
-    mine = dataclasses.make_dataclass("Mine", [("v_min", float, 0.0)], frozen=True)
-    monkeypatch.setitem(CONFIGS, "mine", mine)
-    assert load.from_keywords(algo="mine", agent={"v_min": -1}).agent == mine(-1.0)
-
-
-def test_dependent_option_of_preset_is_accepted_without_its_switch(tmp_path):
-    """The config.yaml of a run is a preset with all options, also those without effect."""
-    settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.value-head none")
-    assert settings.agent.v_max == 100
+def test_preset_option_of_a_part_that_is_not_chosen_is_refused(tmp_path):
+    """An option of the preset's part is dropped where the command line chooses another part."""
+    settings = parse("--config rainbow_cartpole --replay uniform --value mean")
+    assert settings.value("replay.alpha") is settings.value("value.v_max") is None
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 3}}))
     assert parse(f"--config {path}").agent == resume.of_run(tmp_path).agent == settings.agent
-    path.write_text("algo: dqn\nagent: {v_max: 100}\n")
-    assert parse(f"--config {path} --agent.value-head c51").agent.v_max == 100
+    path.write_text("algo: dqn\nvalue.v_max: 100\n")
+    with pytest.raises(
+        ValueError, match=rf"^value.v_max in {path}: value mean has no such option, got 100; use value c51$"
+    ):
+        parse(f"--config {path}")
 
 
 def test_train_rejects_blank_name(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train.main(["ppo", "--name", " "]) == 2
-    assert "--name: must be a name without folders" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "error: name: must be a name without folders" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_train_rejects_unwritable_run_dir(tmp_path, capsys, monkeypatch):
@@ -927,7 +925,7 @@ def test_train_rejects_unwritable_run_dir(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)  # chmod would not affect root
     assert train.main(["ppo", "--run-dir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "Permission denied" in error and "--run-dir" in error
+    assert error.count("\n") == 1 and "Permission denied" in error and "run_dir: " in error
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "there.png"), ("--out", "new.png")])
@@ -939,7 +937,7 @@ def test_plot_rejects_unwritable_output_before_reading_runs(out, tmp_path, monke
     monkeypatch.setattr(compare, "find_runs", lambda _: pytest.fail("it began"))
     assert plot.main(["runs", *out]) == 2
     there = str(tmp_path.resolve() / (out[1] if out else "plot.png"))
-    said = f"error: --out: must be writable, got {there!r} (no permission); choose another file\n"
+    said = f"error: out: must be writable, got {there!r} (no permission); choose another file\n"
     assert capsys.readouterr().err == said
 
 
@@ -947,7 +945,7 @@ def test_video_rejects_unwritable_output(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert video.main([str(tmp_path)]) == 2
     path = str(tmp_path / "video.gif")
-    problem = f"--out: must be writable, got {path!r} (no permission); choose another file"
+    problem = f"out: must be writable, got {path!r} (no permission); choose another file"
     assert capsys.readouterr().err == f"error: {problem}\n"
 
 
@@ -962,20 +960,20 @@ def test_permission_error_is_printed_in_one_line(capsys):
 @pytest.mark.parametrize(("total_steps", "is_told"), [(10_000, True), (10_016, False)])
 def test_announce_warns_when_run_ends_before_learning_starts(total_steps, is_told, capsys):
     """16 environments have updates of 16 steps; dqn learns after 10,000 steps, in the next update."""
-    settings = load.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
+    settings = load.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, rollout_length=1)
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     assert ("nothing will be learned: gradient steps begin after step 10000" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(
     ("options", "is_told"),
-    [(["16"], False), (["501"], True), (["501", "--agent.tau", "0.1"], False)],
+    [(["16"], False), (["501"], True), (["501", "--tau", "0.1"], False)],
 )
 def test_announce_warns_of_several_target_updates_per_update(options, is_told, capsys):
     """The default interval is 500 steps; with 501 environments, one step of each exceeds it."""
     settings = load.from_command_line(["dqn", "--num-envs", *options])
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("--agent.target-update-interval: the target is copied several times" in capsys.readouterr().err) == is_told
+    assert ("target.interval: the target is copied several times" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])

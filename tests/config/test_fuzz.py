@@ -12,14 +12,34 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import evaluate, plot, video
 from jaxrl_fast.config import load, paths
-from jaxrl_fast.config.options import OF_RUN, SweepOptions
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.options.declare import options_of
+from jaxrl_fast.options.run import OF_RUN, SweepOptions
 from jaxrl_fast.sweep import directory, grid
 from jaxrl_fast.training import plan
-from jaxrl_fast.utils.option import options_of
 
-OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*OF_RUN, "config", "agent.gamma", "agent.x")]
-VALUES = ["ppo", "dqn", "1", "-1", "1e3", "10M", "nan", "inf", "none", "true", "a=b", "=", "", "-", "--", "CartPole-v1"]
+OF_PARTS = ["gamma", "x", "memory", "memory.size", "size", "n_step", "replay", "network.no_layer_norm", "no_memory"]
+OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*OF_RUN, "config", *OF_PARTS)]
+VALUES = [
+    "ppo",
+    "dqn",
+    "1",
+    "-1",
+    "1e3",
+    "10M",
+    "nan",
+    "inf",
+    "none",
+    "true",
+    "a=b",
+    "=",
+    "",
+    "-",
+    "--",
+    "CartPole-v1",
+    "gru",
+    "prioritized",
+]
 LISTS = ["1,2", "0..4", "4..0", "..", "1..", "1,,2", "1e-4,1e-3", "0..1e9", "true,false", "1,1", ",", "0.1..0.5"]
 
 
@@ -35,7 +55,7 @@ YAML = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "meta"]), inner
+            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "meta", "kind"]), inner
         ),
     ),
     max_leaves=12,
@@ -86,7 +106,7 @@ def test_any_keywords_give_settings_or_one_line_error(keywords, agent):
 OF_SWEEPS = [
     *OF_TRAINING,
     *(f"--{name.replace('_', '-')}" for name in options_of(SweepOptions)),
-    "--agent.learning-rate",
+    "--learning-rate",
 ]
 
 
@@ -168,14 +188,16 @@ OF_AGENTS = {
         "rollout_length": NUMBERS,
         "num_minibatches": NUMBERS,
         "network": st.sampled_from(["mlp", "nature", "minatar"]),
+        "memory": st.fixed_dictionaries({"kind": st.just("gru"), "size": NUMBERS, "sequence_length": NUMBERS}),
     },
     "dqn": {
         "batch_size": NUMBERS,
-        "buffer_size": NUMBERS,
-        "n_step": NUMBERS,
+        "replay": st.fixed_dictionaries({"kind": st.just("uniform")}, optional={"size": NUMBERS, "n_step": NUMBERS}),
         "replay_ratio": NUMBERS,
-        "num_atoms": NUMBERS,
-        "value_head": st.sampled_from(["none", "c51", "quantile"]),
+        "value": st.one_of(
+            st.just("mean"),
+            st.fixed_dictionaries({"kind": st.sampled_from(["c51", "quantile"]), "atoms": NUMBERS}),
+        ),
     },
     "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden_sizes": st.lists(NUMBERS, max_size=2)},
 }
@@ -200,6 +222,6 @@ def test_any_options_give_plan_or_one_line_error(algo):
         st.fixed_dictionaries({}, optional=OF_AGENTS[algo]),
     )
     def fuzz(options, agent):
-        parse_or_error(lambda: plan.validate_plan(load.from_keywords(algo=algo, agent=agent, **options)), plan.Plan)
+        parse_or_error(lambda: plan.validate_plan(load.from_keywords(algo=algo, **agent, **options)), plan.Plan)
 
     fuzz()

@@ -1,6 +1,5 @@
 """Test populations: members with other seeds and real hyperparameters share a program, and match single runs."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -9,35 +8,35 @@ import numpy as np
 import pytest
 
 from jaxrl_fast import agents
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config.population import Member, member_of, real_numbers
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure, options_of, replace, value_of
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.training import plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
-from jaxrl_fast.utils.option import options_of
 from tests.helpers import probes, slow
 from tests.helpers.agents import CONTINUOUS
 
 NUM_UPDATES, NUM_ENVS = 3, 4
-UNTRACED = {  # converted to a fraction (replay_ratio), compared (v_min, v_max), or 1 removes code (noise_theta)
-    "dqn": {"replay_ratio", "v_min", "v_max"},
-} | {algo: {"replay_ratio", "noise_theta", "v_min", "v_max", "crossq_momentum"} for algo in CONTINUOUS}
+UNTRACED = {  # converted to a fraction (replay_ratio), compared (v_min, v_max), or 1 removes code (noise.theta)
+    "dqn": {"replay_ratio", "value.v_min", "value.v_max"},
+} | {algo: {"replay_ratio", "noise.theta", "value.v_min", "value.v_max", "target.momentum"} for algo in CONTINUOUS}
 OFF_POLICY = dict(
-    rollout_length=8, hidden_sizes=(4,), buffer_size=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
-    prioritized=True,
+    rollout_length=8, hidden_sizes=(4,), batch_size=8, learning_starts=8, replay_ratio=0.25,
+    replay={"kind": "prioritized", "size": 256},
 )  # fmt: skip
 SMALL = {
     "ppo": dict(
-        rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0,
+        rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, rewards="normalized", target_kl=1.0,
     ),
-    "pqn": dict(rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
-    "dqn": OFF_POLICY | dict(target_update_interval=16, munchausen=True, double=True, epsilon_steps=64),
-    "sac": OFF_POLICY | dict(max_grad_norm=1.0, target_entropy=-2.0, noise_theta=0.5),
+    "pqn": dict(rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, explore={"steps": 64}),
+    "dqn": OFF_POLICY | dict(interval=16, bonus="munchausen", double=True, explore={"steps": 64}),
+    "sac": OFF_POLICY | dict(max_grad_norm=1.0, target_entropy=-2.0, noise={"kind": "ou", "theta": 0.5}),
     "td3": OFF_POLICY | dict(max_grad_norm=1.0, normalize_observations=True),
-    "ddpg": OFF_POLICY | dict(max_grad_norm=1.0, noise_theta=0.5, target_noise=0.1),
+    "ddpg": OFF_POLICY | dict(max_grad_norm=1.0, noise={"kind": "ou", "theta": 0.5}, target_noise=0.1),
 }  # fmt: skip
 
 
@@ -59,18 +58,18 @@ def run(algo, config_, seeds, population=(), sequential_seeds=False):
 
 
 @pytest.mark.parametrize("sequential_seeds", [False, True])
-@pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
+@pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in ALGORITHMS])
 def test_population_member_matches_its_single_run(algo, sequential_seeds):
     """The second of five members differs in all real hyperparameters, and is compared with its single run."""
-    first = CONFIGS[algo](**SMALL[algo])
-    values = {name: getattr(first, name) for name in real_numbers(first)}
+    first = configure(ALGORITHMS[algo], **SMALL[algo])
+    values = {name: value_of(first, name) for name in real_numbers(first)}
     other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
     population = (Member(7, values), Member(3, other), *(Member(seed, values) for seed in (5, 6, 7)))
     assert Placement(len(population), sequential_seeds=sequential_seeds).num_padded_seeds == 6, (
         "two on each of three devices"
     )
     together = run(algo, first, [7, 3, 5, 6, 7], population, sequential_seeds)
-    alone = run(algo, dataclasses.replace(first, **other), 3)
+    alone = run(algo, replace(first, other), 3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=2e-3, atol=2e-5), together, alone)
     learner = jax.tree.leaves(together[0])
     assert any((x[0] != x[1]).any() for x in learner)
@@ -94,16 +93,16 @@ def test_evaluation_uses_hyperparameters_of_each_member():
     assert each[0]["eval_return_mean"] == 0 < each[1]["eval_return_mean"]
 
 
-@pytest.mark.parametrize("algo", [slow(algo) if algo in UNTRACED else algo for algo in CONFIGS])
+@pytest.mark.parametrize("algo", [slow(algo) if algo in UNTRACED else algo for algo in ALGORITHMS])
 def test_every_real_hyperparameter_can_be_traced(algo):
     """Trace them one by one, so that a failure names one; enable every switch that reads one."""
-    switches = {"dqn": [{}, {"value_head": "c51"}, {"value_head": "quantile", "noisy": True, "anneal_lr": True}]}
+    switches = {"dqn": [{}, {"value": "c51"}, {"value": "quantile", "noisy": True, "schedule": "linear"}]}
     env = env_of(algo)
     for more in switches.get(algo, [{}]):
-        one = CONFIGS[algo](**SMALL[algo] | more)
+        one = configure(ALGORITHMS[algo], **SMALL[algo] | more)
         make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
         for name in real_numbers(one):
-            pair = tuple(Member(0, {name: value}) for value in (getattr(one, name), 0.0321))
+            pair = tuple(Member(0, {name: value}) for value in (value_of(one, name), 0.0321))
             differing = plan.vary(pair, make, one)
             one_member = {k: x[0] for k, x in differing.values.items()}
             state = jax.eval_shape(partial(program.begin, env, differing.make, 0), one_member)
@@ -112,15 +111,23 @@ def test_every_real_hyperparameter_can_be_traced(algo):
 
 def test_real_numbers_excludes_values_that_change_the_program():
     """A value that removes code, or that must be exact, gives another program."""
-    names = real_numbers(CONFIGS["ppo"]())
-    assert {"learning_rate", "gamma", "clip_coef", "gae_lambda", "entropy_coef", "max_grad_norm"} <= set(names)
-    assert not {"target_kl", "rollout_length", "anneal_lr", "hidden_sizes"} & set(names)
-    assert "target_kl" in real_numbers(CONFIGS["ppo"](target_kl=0.01))
-    assert "max_grad_norm" not in real_numbers(CONFIGS["ppo"](max_grad_norm=0.0))
-    assert not {"replay_ratio", "v_min", "v_max"} & set(real_numbers(CONFIGS["dqn"]()))
-    for algo, kind in CONFIGS.items():  # every float is declared as traced, or is an exception
-        floats = {name for name, option in options_of(kind).items() if option.kind in (float, float | None)}
-        assert {name for name in floats if not options_of(kind)[name].traced} == UNTRACED.get(algo, set())
+    ppo, dqn = ALGORITHMS["ppo"], ALGORITHMS["dqn"]
+    names = real_numbers(ppo())
+    assert {"learning_rate", "gamma", "clip_coef", "gae_lambda", "entropy_coef", "optimizer.max_grad_norm"} <= set(
+        names
+    )
+    assert not {"target_kl", "rollout_length", "schedule", "network.hidden_sizes"} & set(names)
+    assert "target_kl" in real_numbers(ppo(target_kl=0.01))
+    assert "optimizer.max_grad_norm" not in real_numbers(configure(ppo, max_grad_norm=0.0))
+    assert "schedule.target" in real_numbers(configure(ppo, schedule="kl"))
+    assert not {"replay_ratio", "value.v_min", "value.v_max"} & set(real_numbers(configure(dqn, value="c51")))
+    for algo, kind in ALGORITHMS.items():  # every float is declared as traced, or is an exception
+        options = list(options_of(kind).items())
+        for path, choice in options_of(kind).items():
+            for part in choice.parts.values():
+                options += [(f"{path}.{name}", option) for name, option in options_of(part).items()]
+        floats = {name: option.traced for name, option in options if option.kind in (float, float | None)}
+        assert {name for name, traced in floats.items() if not traced} == UNTRACED.get(algo, set())
 
 
 def test_vary_returns_none_when_only_seeds_differ():
@@ -129,6 +136,6 @@ def test_vary_returns_none_when_only_seeds_differ():
 
 def test_member_of_reads_member_label_from_record():
     member = Member(3, {"learning_rate": 1e-3})
-    assert member.label == {"seed": 3, "agent.learning_rate": 1e-3}
+    assert member.label == {"seed": 3, "option.learning_rate": 1e-3}
     record = member.label | {"env_steps": 10, "learning_rate": 5e-4}
-    assert member_of(record) == (("seed", 3), ("agent.learning_rate", 1e-3))
+    assert member_of(record) == (("seed", 3), ("option.learning_rate", 1e-3))

@@ -8,56 +8,62 @@ import jax
 import pytest
 
 from jaxrl_fast import agents, envs, loop
-from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load, presets
+from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.kernels import build
 from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
 from tests.helpers import slow
 
-ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
+ADAM = dict(kind="adam", epsilon=1e-8, max_grad_norm=0.0)
+LARGE = dict(kind="auto", hidden_sizes=(256, 256))
+ATARI = dict(total_steps=10_000_000, protocol="dqn2015", rewards="sign", gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
-    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, anneal_lr=True,
-    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5, max_grad_norm=0.5,
-    gae_lambda=0.95, adam_epsilon=1e-5, normalize_advantage=True, target_kl=None,
+    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, schedule="linear",
+    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5,
+    optimizer=ADAM | dict(epsilon=1e-5, max_grad_norm=0.5), gae_lambda=0.95, normalize_advantage=True, target_kl=None,
 )  # fmt: skip
 DQN_ATARI = ATARI | dict(
-    num_envs=1, rollout_length=4, learning_rate=1e-4, buffer_size=1_000_000, batch_size=32, target_update_interval=1000,
-    tau=1.0, replay_ratio=0.25, learning_starts=80_000, epsilon_start=1.0, epsilon_end=0.01,
-    epsilon_steps=1_000_000, max_grad_norm=0.0, anneal_lr=False, adam_epsilon=1e-8, loss="squared", n_step=1,
-    double=False, dueling=False, prioritized=False, value_head="none",
+    num_envs=1, rollout_length=4, learning_rate=1e-4, batch_size=32, replay_ratio=0.25, learning_starts=80_000,
+    replay=dict(kind="uniform", size=1_000_000, n_step=1), target=dict(kind="average", tau=1.0, interval=1000),
+    explore=dict(kind="epsilon", start=1.0, end=0.01, steps=1_000_000), schedule="constant", optimizer=ADAM,
+    value=dict(kind="mean", loss="squared"), double=False, dueling=False, bonus="none",
 )  # fmt: skip
 PQN_ATARI = ATARI | dict(
     num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, q_lambda=0.65, learning_rate=2.5e-4,
-    anneal_lr=True, epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, layer_norm=True,
-    max_grad_norm=5.0,  # equals 10 for a loss twice as large
+    schedule="linear", explore=dict(kind="epsilon", start=1.0, end=0.01, steps=1_000_000),
+    network=dict(kind="auto", layer_norm=True),
+    optimizer=dict(kind="radam", max_grad_norm=5.0),  # equals 10 for a loss twice as large
 )  # fmt: skip
 PPO_MINATAR = dict(
     num_envs=64, total_steps=10_000_000, rollout_length=128, num_minibatches=8, num_epochs=4, learning_rate=5e-4,
-    gamma=0.999, clip_coef=0.2, entropy_coef=0.01, network="mlp", hidden_sizes=(256, 256),
+    gamma=0.999, clip_coef=0.2, entropy_coef=0.01, network=LARGE | dict(kind="mlp"),
 )  # fmt: skip
 PQN_MINATAR = dict(
     num_envs=128, total_steps=10_000_000, rollout_length=32, num_minibatches=32, num_epochs=2, learning_rate=5e-4,
-    anneal_lr=True, q_lambda=0.65, epsilon_steps=1_000_000, network="minatar", layer_norm=True,
+    schedule="linear", q_lambda=0.65, explore=dict(kind="epsilon", steps=1_000_000),
+    network=dict(kind="minatar", layer_norm=True),
 )  # fmt: skip
-MUJOCO = dict(num_envs=1, total_steps=1_000_000, gamma=0.99, hidden_sizes=(256, 256), anneal_lr=False)
+MUJOCO = dict(num_envs=1, total_steps=1_000_000, gamma=0.99, network=LARGE, schedule="constant")
 OFF_POLICY = MUJOCO | dict(
-    buffer_size=1_000_000, batch_size=256, tau=0.005, replay_ratio=1.0, learning_rate=3e-4, n_step=1,
+    replay=dict(kind="uniform", size=1_000_000, n_step=1), batch_size=256, target=dict(kind="average", tau=0.005),
+    replay_ratio=1.0, learning_rate=3e-4,
 )  # fmt: skip
-TD3 = OFF_POLICY | dict(learning_starts=25_000, critic_learning_rate=3e-4, exploration_noise=0.1)
+TD3 = OFF_POLICY | dict(learning_starts=25_000, critic_learning_rate=3e-4, noise=dict(kind="normal", std=0.1))
 CONTROL = {
     "ppo": MUJOCO | dict(
         rollout_length=2048, num_minibatches=32, num_epochs=10, learning_rate=3e-4, entropy_coef=0.0, clip_coef=0.2,
-        gae_lambda=0.95, max_grad_norm=0.5, normalize_observations=True, normalize_rewards=True, anneal_lr=True,
-        hidden_sizes=(),
+        gae_lambda=0.95, optimizer=ADAM | dict(epsilon=1e-5, max_grad_norm=0.5), normalize_observations=True,
+        rewards="normalized", schedule="linear", network=dict(kind="auto", hidden_sizes=()),
     ),
     "sac": OFF_POLICY | dict(learning_starts=5_000, critic_learning_rate=1e-3, learn_temperature=True, num_critics=2),
     "td3": TD3 | dict(policy_delay=2, target_noise=0.2, target_noise_clip=0.5, num_critics=2),
     "ddpg": TD3 | dict(policy_delay=2, target_noise=0.0, num_critics=1),
 }  # fmt: skip
 FAST = dict(  # FastTD3's hyperparams.py for CheetahRun: 1024 environments, 2 gradient steps for each step of all
-    num_envs=1024, buffer_size=10_240 * 1024, batch_size=32_768, replay_ratio=2 / 1024, learning_starts=10 * 1024,
-    n_step=3, gamma=0.97, tau=0.1, learning_rate=3e-4, critic_learning_rate=3e-4, policy_delay=2,
-    hidden_sizes=(512, 256, 128), critic_hidden_sizes=(1024, 512, 256), normalize_observations=True,
+    num_envs=1024, replay=dict(kind="uniform", size=10_240 * 1024, n_step=3), batch_size=32_768, replay_ratio=2 / 1024,
+    learning_starts=10 * 1024, gamma=0.97, target=dict(kind="average", tau=0.1), learning_rate=3e-4,
+    critic_learning_rate=3e-4, policy_delay=2, network=dict(kind="auto", hidden_sizes=(512, 256, 128)),
+    critic_hidden_sizes=(1024, 512, 256), normalize_observations=True,
 )  # fmt: skip
 GAMES = ("pong", "breakout")
 BOARDS = ("asterix", "breakout", "freeway", "space_invaders")
@@ -69,16 +75,17 @@ SOURCES = {
     **{f"pqn_minatar_{board}": PQN_MINATAR for board in BOARDS},
     **{f"{algo}_{robot}": CONTROL[algo] for algo in CONTROL for robot in ("half_cheetah", "hopper", "walker2d", "ant")},
     "sac_cheetah_run_fast": FAST,
-    "td3_cheetah_run_fast": FAST | dict(value_head="c51", num_atoms=101, v_min=-500, v_max=500, target_noise=0.1),
+    "td3_cheetah_run_fast": FAST | dict(value=dict(kind="c51", atoms=101, v_min=-500, v_max=500), target_noise=0.1),
 }
+values_of = lambda settings: {path: settings.value(path) for path in settings.known}
 OF_ATARI = [name for name in presets.shipped() if load.from_keywords(name).options.env.endswith("-v5")]
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_preset_has_hyperparameters_of_its_source(name):
     settings = load.from_keywords(name)
-    here = vars(settings.options) | vars(settings.agent)
-    assert {key: here[key] for key in SOURCES[name]} == SOURCES[name]
+    here, expected = values_of(settings), by_path(SOURCES[name], settings.known)
+    assert {key: here[key] for key in expected} == expected
 
 
 def test_preset_has_solved_threshold():
@@ -92,17 +99,11 @@ def test_preset_has_solved_threshold():
 @pytest.mark.parametrize("name", [f"{algo}_{game}" for algo in ("ppo", "dqn", "pqn") for game in GAMES])
 def test_fast_preset_differs_only_in_options_for_many_environments(name):
     slow, fast = (load.from_keywords(preset) for preset in (name, f"{name}_fast"))
-    apart = lambda a, b: {key for key, value in vars(a).items() if vars(b)[key] != value}
-    assert apart(slow.options, fast.options) == {"num_envs"}
-    batches = {
-        "rollout_length",
-        "num_minibatches",
-        "num_epochs",
-        "batch_size",
-        "replay_ratio",
-        "target_update_interval",
-    }
-    assert apart(slow.agent, fast.agent) <= batches | {"learning_rate", "epsilon_end"}
+    before, after = values_of(slow), values_of(fast)
+    differing = {path for path, value in before.items() if after[path] != value}
+    batches = {"rollout_length", "num_minibatches", "num_epochs", "batch_size", "replay_ratio", "target.interval"}
+    assert before.keys() == after.keys() and "num_envs" in differing
+    assert differing <= batches | {"num_envs", "learning_rate", "explore.end"}
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_agent_of_preset_can_be_traced(name):
     settings = load.from_keywords(name)
     env = environment(settings)
     agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
-    assert agent.rollout_length == common.rollout_length(settings.agent, settings.options.num_envs)
+    assert agent.rollout_length == settings.agent.length(settings.options.num_envs)
     init = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
     after, metrics = jax.eval_shape(lambda state: loop.train(env, agent, state, 2), init)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), init)

@@ -96,7 +96,7 @@ def test_actions_outside_space_are_clipped():
     "options, words",
     [
         (dict(stack_num=2), "stack_num: not an option of ale/Pong, got 2; use frame_stack"),
-        (dict(episodic_life=True), "use --protocol"),
+        (dict(episodic_life=True), "use protocol"),
         (dict(frameskip=0), "frameskip: must be 1 to 1000 for ale/Pong, got 0"),
         (dict(speed=3), "ale/Pong has no option 'speed'"),
         (dict(gray=True), "gray: ale/Pong stacks 4 frames already"),
@@ -113,9 +113,9 @@ def test_make_rejects_wrong_game_or_option_with_one_line_message(options, words)
 def test_run_trains_resumes_evaluates_and_records_video(async_pools, tmp_path, capsys):
     folder = str(tmp_path / "run")
     options = dict(algo="ppo", env="ale/Pong", env_options=dict(max_num_frames_per_episode=800), num_envs=2)
-    agent = dict(rollout_length=16, num_minibatches=1, num_epochs=1)
+    options |= dict(rollout_length=16, num_minibatches=1, num_epochs=1)
     quiet = dict(log_level="quiet", tensorboard=False, eval_episodes=2, async_pools=async_pools)
-    jaxrl_fast.fit(**options, agent=agent, total_steps=128, run_dir=folder, **quiet)
+    jaxrl_fast.fit(**options, total_steps=128, run_dir=folder, **quiet)
     run = jaxrl_fast.fit(resume=folder, total_steps=256, log_level="quiet")
     assert run.summary["env_steps"] == 256 and run.summary["protocol"] == "dqn2015"
     assert evaluate.main([folder, "--episodes", "2"]) == 0

@@ -22,8 +22,8 @@ import pytest
 from PIL import Image, ImageSequence
 
 import jaxrl_fast
-from jaxrl_fast import agents, envs, evaluate, loop, train, video
-from jaxrl_fast.agents.configs import ppo
+from jaxrl_fast import envs, evaluate, loop, train, video
+from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load, resume
 from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
@@ -31,6 +31,7 @@ from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.envs.host_config import HostEnvConfig
 from jaxrl_fast.evaluation import saved_run
 from jaxrl_fast.loggers import terminal
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import program
 from jaxrl_fast.replay.ring import ReplayConfig, add, init, read
 from jaxrl_fast.rollout import collect
@@ -61,6 +62,10 @@ CASES = {  # id, options, protocol, steps
     **({"procgen": ("BossfightEasy-v0", {"num_levels": 3}, "", 120)} if HAS_QT else {}),
     "one part with a name": ("PandaPickCubeCartesian-v1", {"max_episode_steps": 20}, "", 50),
 }
+
+
+FAST = ("lives", "lives and time limit", "vector", "continuous", "a tree, one-hot, text", "dm_control")
+each_case = pytest.mark.parametrize("case", [case if case in FAST else slow(case) for case in CASES])
 
 
 class Game(NamedTuple):
@@ -108,7 +113,7 @@ def without_denormals(x):
 
 
 @pytest.mark.parametrize("path", ["ffi", slow("callback")])
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_rows_match_envpool_gymnasium_api(case, path):
     game, (obs, rows) = play(case, path), envpool_rows(case)
     stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
@@ -135,7 +140,7 @@ def test_rows_match_envpool_gymnasium_api(case, path):
         np.testing.assert_array_equal(game.steps.score.reward, reward)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_step_after_last_has_reward_zero_and_does_not_end(case):
     steps = play(case, "ffi").steps
     assert steps.last.any(), "the test needs episode ends"
@@ -170,6 +175,7 @@ def test_nan_observation_becomes_zero_only_when_terminated(case, dies, monkeypat
     assert (steps.obs[died] == 0).all() and np.isnan(steps.obs[~died]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_QT, reason="Qt has no package for this architecture")
 def test_procgen_truncates_at_its_own_time_limit():
     """envpool uses max_episode_steps only to label ends. If it were too low, terminations would become truncations."""
@@ -196,8 +202,8 @@ def test_rollout_scores_are_unclipped_and_span_all_lives():
     """PPO clips rewards. The scores of the rollout equal sums over envpool's own `info` for the same actions."""
     name, options, protocol, num_steps = CASES["lives"]
     env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
-    config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden_sizes=(8,), clip_rewards=True)
-    agent = agents.load("ppo").make(config, env.spec, 1)
+    config = configure(ppo.Config, rollout_length=num_steps, network="mlp", hidden_sizes=(8,), rewards="sign")
+    agent = ppo.make(config, env.spec, 1)
 
     @jax.jit
     def act(key):
@@ -254,10 +260,9 @@ def test_async_pools_match_synchronous_pool_across_updates(num_pools, path):
     num_steps, num_envs = 120, 4
     host_config = HostEnvConfig(SEED, "dqn2015", path, num_pools)
     env = envs.make("envpool/Breakout-v5", num_envs, host_config)
-    config = ppo.PPO(
-        rollout_length=num_steps, network="mlp", hidden_sizes=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
-    )
-    agent = agents.load("ppo").make(config, env.spec, 3)
+    network, once = {"kind": "mlp", "hidden_sizes": (8,)}, dict(num_minibatches=1, num_epochs=1)
+    config = configure(ppo.Config, rollout_length=num_steps, network=network, **once, learning_rate=0.01)
+    agent = ppo.make(config, env.spec, 3)
     whole = agent._replace(learning=Learning(lambda obs: (agent.learning.compress_obs(obs), obs)))
 
     def update(state, key):
@@ -348,8 +353,8 @@ def test_evaluation_scores_whole_games_over_all_lives():
     # The action depends on every pixel, the environment and the evaluation.
     by_pixels = lambda which, obs: (obs.astype(jnp.int32).sum((1, 2, 3)) + which + jnp.arange(NUM_ENVS)) % 4
     env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "dqn2015"), img_height=36, img_width=36)
-    config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden_sizes=(8,))
-    agent = agents.load("ppo").make(config, env.spec, 1)
+    config = configure(ppo.Config, rollout_length=8, num_minibatches=1, network="mlp", hidden_sizes=(8,))
+    agent = ppo.make(config, env.spec, 1)
     agent = agent._replace(exploit=lambda state, inputs, carry, noise: Decision(by_pixels(state, inputs.obs)))
     evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
     options = dict(episodic_life=True, img_height=36, img_width=36, seed=host_pool.seeds_of(SEED, NUM_ENVS))
@@ -372,8 +377,8 @@ def freeway(tmp_path_factory):
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     folder = tmp_path_factory.mktemp("atari") / "run"
     jaxrl_fast.fit(
-        algo="ppo", env="Freeway-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
-        eval_episodes=1, tensorboard=False, log_level="quiet", run_dir=str(folder),
+        algo="ppo", env="Freeway-v5", env_options=options, num_envs=2, total_steps=8, eval_envs=1,
+        eval_episodes=1, tensorboard=False, log_level="quiet", run_dir=str(folder), **agent,
     )  # fmt: skip
     return folder
 
@@ -434,11 +439,11 @@ REFUSED = [
     ("Pong-v5", dict(frame_skip=0), ["frame_skip", "got 0"]),
     ("Pong-v5", dict(frame_skip=2**40), ["frame_skip"]),
     ("Pong-v5", dict(img_width="wide"), ["img_width: must be int", "got 'wide'", "for example 84"]),
-    ("Pong-v5", dict(repeat_action_probability=7), ["--protocol"]),
-    ("Pong-v5", dict(episodic_life=True), ["--protocol"]),
-    ("Pong-v5", dict(reward_clip=True), ["--agent.clip-rewards"]),
-    ("Pong-v5", dict(seed=3), ["--seed"]),
-    ("Pong-v5", dict(batch_size=3), ["--num-envs"]),
+    ("Pong-v5", dict(repeat_action_probability=7), ["use protocol"]),
+    ("Pong-v5", dict(episodic_life=True), ["use protocol"]),
+    ("Pong-v5", dict(reward_clip=True), ["use rewards"]),
+    ("Pong-v5", dict(seed=3), ["use seed"]),
+    ("Pong-v5", dict(batch_size=3), ["use num_envs"]),
     ("Pong-v5", dict(stack_nun=3), ["no option 'stack_nun'", "stack_num"]),
     ("CartPole-v1", dict(stack_num=3), ["no option 'stack_num'"]),
     ("Go9x9-v1", {}, ["2 players"]),
@@ -461,26 +466,26 @@ def test_make_rejects_unsupported_task_or_option_without_opening_pool(name, opti
 
 MISTAKES = [
     ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width", "36 to 1024", "got 3"]),
-    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds: must be 1 for the host environment", "got 2", "sweep"]),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices: must divide --num-envs 9, got 2; use 1\n"]),
+    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["num_seeds: must be 1 for the host environment", "got 2", "sweep"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["error: devices: must divide num_envs 9, got 2; use 1\n"]),
     (
         "ppo --env envpool/CartPole-v1 --num-envs auto",
-        ["--num-envs: must be a number", "host environment envpool/CartPole-v1"],
+        ["num_envs: must be a number", "host environment envpool/CartPole-v1"],
     ),
-    ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol", "not an Atari game", "dqn2015"]),
-    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["--protocol", "not an Atari game"]),
-    ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
-    ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
+    ("ppo --env CartPole-v1 --protocol dqn2015", ["error: protocol: ", "not an Atari game", "dqn2015"]),
+    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["error: protocol: ", "not an Atari game"]),
+    ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["error: protocol: ", "dqn2015"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume", ["exact_resume: ", "save_every", "environment steps"]),
     (
-        "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi",
-        ["--exact-resume: requires --host-bridge callback, got ffi\n"],
+        "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host.bridge ffi",
+        ["exact_resume: requires host_bridge callback, got ffi\n"],
     ),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["--async-pools", "9 environments", "2 pools"]),
-    ("ppo --env CartPole-v1 --async-pools 2", ["--async-pools", "on the device", "got 2"]),
-    ("ppo --env envpool/Pong-v5 --async-pools -1", ["--async-pools", "-1", "0"]),
-    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--async-pools 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["--overlap", "host environment", "--async-pools 1"]),
-    ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["--overlap", "dqn", "--async-pools alone"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["async_pools: ", "9 environments", "2 pools"]),
+    ("ppo --env CartPole-v1 --async-pools 2", ["async_pools: ", "on the device", "got 2"]),
+    ("ppo --env envpool/Pong-v5 --async-pools -1", ["async_pools: ", "-1", "0"]),
+    ("ppo --env envpool/CartPole-v1 --overlap", ["error: overlap: ", "async_pools 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["error: overlap: ", "host environment", "async_pools 1"]),
+    ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["error: overlap: ", "dqn", "async_pools alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn: requires discrete actions, got Box"]),
 ]
 
@@ -516,7 +521,7 @@ def test_pool_falls_back_to_callback_with_warning_when_ffi_is_unavailable(monkey
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
     assert any("jaxlib is another" in line for line in env.view.warnings) and not env.view.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
-    with pytest.raises(ValueError, match=r"--host-bridge: .* \(jaxlib is another\), got ffi"):
+    with pytest.raises(ValueError, match=r"host_bridge: .* \(jaxlib is another\), got ffi"):
         envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, bridge="ffi"))
 
 
@@ -593,7 +598,7 @@ def test_make_warns_of_long_construction_time(name, num_envs, num_cores, seconds
 @pytest.mark.slow
 def test_environment_warning_is_printed_once_at_log_level_quiet(tmp_path, monkeypatch, capsys):
     """The pools of training and evaluation give the same warning, which is printed once."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99))
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", env_options=dict(num_threads=99))
     monkeypatch.setattr(tasks, "num_cores", lambda: 2)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out, err = capsys.readouterr()
@@ -609,9 +614,7 @@ def test_environment_warning_is_printed_once_at_log_level_quiet(tmp_path, monkey
     ],
 )
 def test_number_of_evaluation_environments_follows_options(options, num_eval_envs):
-    few = dict(
-        env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1)
-    )
+    few = dict(env="envpool/CartPole-v1", num_envs=2, rollout_length=8, hidden_sizes=(8,), num_minibatches=1)
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **few, **options))
     assert ready.eval_env.spec.num_envs == num_eval_envs
 
@@ -619,7 +622,7 @@ def test_number_of_evaluation_environments_follows_options(options, num_eval_env
 @pytest.mark.parametrize("overlap", [False, True])
 def test_plan_validation_opens_no_pool(overlap):
     options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, async_pools=2, overlap=overlap)
-    options |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,)))
+    options |= dict(rollout_length=8, hidden_sizes=(8,))
     held = len(host_pool.OPEN_POOLS)
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **options))
     memory.rollout_bytes(ready.env, ready.agent)
@@ -681,8 +684,8 @@ def test_spec_is_converted_from_envpool_spaces():
 @pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
 def test_exploring_evaluation_uses_environment_count_of_one_pool(algo, tmp_path):
     """Each pool has a ladder of epsilons with one entry for each of its environments."""
-    agent = AGENTS[algo] | dict(apex_alpha=7.0)
-    run = jaxrl_fast.fit(algo=algo, agent=agent, async_pools=2, run_dir=str(tmp_path / "run"), **SHORT)
+    options = SHORT | AGENTS[algo] | dict(apex_alpha=7.0)
+    run = jaxrl_fast.fit(algo=algo, async_pools=2, run_dir=str(tmp_path / "run"), **options)
     result = run.evaluate(explore=True, episodes=3)
     assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "2 episodes per environment of a pool"
 
@@ -698,7 +701,7 @@ def test_compilation_cache_stores_no_programs_of_host_pools(env, kept, tmp_path,
     given = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
     try:
-        run = jaxrl_fast.fit(**SHORT | dict(env=env), algo="ppo", agent=AGENTS["ppo"], run_dir=str(tmp_path / "run"))
+        run = jaxrl_fast.fit(**SHORT | AGENTS["ppo"] | dict(env=env), algo="ppo", run_dir=str(tmp_path / "run"))
         evaluate.main([str(run.folder), "--episodes", "4"])
     finally:
         jax.config.update("jax_compilation_cache_dir", given)
@@ -709,7 +712,7 @@ def test_compilation_cache_stores_no_programs_of_host_pools(env, kept, tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
 def test_exact_resume_matches_uninterrupted_run(algo, async_pools, overlap, tmp_path, monkeypatch):
-    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap) | SHORT
+    options = dict(algo=algo, exact_resume=True, async_pools=async_pools, overlap=overlap) | SHORT | AGENTS[algo]
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
@@ -720,7 +723,7 @@ def test_exact_resume_matches_uninterrupted_run(algo, async_pools, overlap, tmp_
 @pytest.mark.slow
 def test_exact_resume_matches_when_best_checkpoint_falls_between_saves(tmp_path, monkeypatch):
     """A run may resume from this checkpoint, so the uninterrupted run must reset its episodes there too."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=96, save_every=320)
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", exact_resume=True, eval_every=96, save_every=320)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
@@ -731,7 +734,7 @@ def test_exact_resume_matches_when_best_checkpoint_falls_between_saves(tmp_path,
 @pytest.mark.slow
 def test_exact_resume_restarts_run_stopped_before_first_checkpoint(tmp_path, monkeypatch):
     """A stop between checkpoints saves none, because the games cannot be restored there."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", exact_resume=True, eval_every=0, save_every=320)
     options |= dict(stop_when_solved=True, solved_threshold=1e6)  # so chunks end at log records
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     with monkeypatch.context() as patched:
@@ -745,7 +748,7 @@ def test_exact_resume_restarts_run_stopped_before_first_checkpoint(tmp_path, mon
 @pytest.mark.slow
 def test_play_seed_determines_evaluation_returns(tmp_path):
     """Host environments draw their own random numbers. Equal play seeds give equal returns; other seeds give others."""
-    run = jaxrl_fast.fit(**SHORT | dict(algo="ppo", agent=AGENTS["ppo"]), run_dir=str(tmp_path / "run"))
+    run = jaxrl_fast.fit(**SHORT | AGENTS["ppo"], algo="ppo", run_dir=str(tmp_path / "run"))
     scores = [run.evaluate(episodes=16, play_seed=seed)["seeds"][0]["returns"] for seed in (3, 3, 4)]
     assert scores[0] == scores[1] != scores[2]
 
@@ -754,7 +757,7 @@ def test_play_seed_determines_evaluation_returns(tmp_path):
 @pytest.mark.parametrize("when", [160, 480])
 def test_signal_stops_host_evaluation_and_resume_completes_it(when, tmp_path, monkeypatch):
     """The evaluation at 480 is the final one. A run that is stopped in it is not done."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True)
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", exact_resume=True)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     evaluate = trainer.Trainer.evaluate
 
@@ -780,7 +783,7 @@ def saved_replay(run):
 
 @pytest.mark.slow
 def test_inexact_resume_keeps_replay_and_updates_but_resets_episodes(tmp_path, capsys):
-    options = SHORT | dict(algo="dqn", agent=AGENTS["dqn"])
+    options = SHORT | AGENTS["dqn"] | dict(algo="dqn")
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
     assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
@@ -793,7 +796,7 @@ def test_inexact_resume_keeps_replay_and_updates_but_resets_episodes(tmp_path, c
 
 @pytest.mark.slow
 def test_exact_resume_matches_with_different_thread_options(tmp_path, monkeypatch):
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, env_options=dict(num_threads=1))
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", exact_resume=True, env_options=dict(num_threads=1))
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
@@ -827,7 +830,7 @@ def test_sweep_releases_programs_before_closing_their_pools(tmp_path, monkeypatc
 
     monkeypatch.setattr(program, "build", build_and_note)
     monkeypatch.setattr(adapter.EnvpoolPool, "close", close_and_note)
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99), total_steps=320)
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", env_options=dict(num_threads=99), total_steps=320)
     monkeypatch.setattr(tasks, "num_cores", lambda: 2)
     swept = jaxrl_fast.sweep(**options, seed=[0, 1], sweep_dir=str(tmp_path / "swept"))
     assert swept.status == 0 and len(host_pool.OPEN_POOLS) == held
@@ -841,7 +844,7 @@ def test_sweep_releases_programs_before_closing_their_pools(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_repeated_fit_evaluate_and_video_leave_no_open_pools(tmp_path):
-    options, held = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32), len(host_pool.OPEN_POOLS)
+    options, held = SHORT | AGENTS["ppo"] | dict(algo="ppo", total_steps=32), len(host_pool.OPEN_POOLS)
     for name in ("first", "second"):
         run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / name))
         assert len(host_pool.OPEN_POOLS) == held
@@ -861,7 +864,7 @@ def test_pools_open_before_compilation(tmp_path, monkeypatch, capsys):
         return build(*args, **options)
 
     monkeypatch.setattr(program, "build", build_and_note)
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32, eval_every=0, log_level="info")
+    options = SHORT | AGENTS["ppo"] | dict(algo="ppo", total_steps=32, eval_every=0, log_level="info")
     held.append(len(host_pool.OPEN_POOLS))
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out = capsys.readouterr().out
@@ -873,20 +876,20 @@ def test_pools_open_before_compilation(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algo", "agent"),
+    ("algo", "options"),
     [
-        ("dqn", dict(buffer_size=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
+        ("dqn", dict(replay={"size": 512}, batch_size=8, learning_starts=400, replay_ratio=0.02)),
         ("pqn", dict(rollout_length=64, num_minibatches=2, num_epochs=1)),
     ],
 )
-def test_pong_training_has_finite_losses_and_whole_game_returns(algo, agent, tmp_path):
+def test_pong_training_has_finite_losses_and_whole_game_returns(algo, options, tmp_path):
     """A game ends when one side has 21 points. An untrained policy loses nearly all points, in 750 steps or more."""
     run = jaxrl_fast.fit(
-        algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), agent=agent | dict(network="nature"),
+        algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), network="nature",
         num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
-        log_level="quiet", run_dir=str(tmp_path / "run"),
+        log_level="quiet", run_dir=str(tmp_path / "run"), **options,
     )  # fmt: skip
-    assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
+    assert run.summary["status"] == "done" and run.summary["use protocol"] == "dqn2015"
     losses = [record["td_loss"] for record in run.metrics]
     learned = [loss for loss in losses if loss is not None]
     assert learned and np.isfinite(learned).all() and losses[-1] is not None
@@ -903,10 +906,10 @@ def test_pong_training_has_finite_losses_and_whole_game_returns(algo, agent, tmp
 def test_run_folder_config_and_summary_contain_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
-    options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, agent=agent, log_level="quiet")
+    options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, log_level="quiet") | agent
     options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
     run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")
-    assert "machado2018" in run.folder.name and run.summary["protocol"] == "machado2018"
+    assert "machado2018" in run.folder.name and run.summary["use protocol"] == "machado2018"
     assert "protocol: machado2018" in (run.folder / "config.yaml").read_text()
     run = jaxrl_fast.fit(**options, tensorboard=False)
-    assert run.summary["protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()
+    assert run.summary["use protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()

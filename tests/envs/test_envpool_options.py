@@ -54,8 +54,8 @@ def test_option_of_wrong_type_is_rejected():
 
 procgen = pytest.mark.skipif(platform.machine() != "x86_64", reason="Qt has no package for this architecture")
 PROCGEN = [
-    (dict(env_name="maze"), "env_name: not an option of {}, got maze; use --env"),
-    (dict(distribution_mode=1), "distribution_mode: not an option of {}, got 1; use --env"),
+    (dict(env_name="maze"), "env_name: not an option of {}, got maze; use env"),
+    (dict(distribution_mode=1), "distribution_mode: not an option of {}, got 1; use env"),
     (dict(num_levels=-1), "num_levels: must be 0 to 1000000000 for {}, got -1"),
     (dict(start_level=2**31 - 1), "start_level: must be 0 to 1000000000 for {}, got 2147483647"),
 ]
@@ -98,7 +98,7 @@ def test_max_episode_steps_is_rejected_for_tasks_that_ignore_it(name, heeded):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (dict(scenario="merge"), "scenario: not an option of envpool/Roundabout-v0, got merge; use --env"),
+        (dict(scenario="merge"), "scenario: not an option of envpool/Roundabout-v0, got merge; use env"),
         (dict(max_episode_steps=50), "envpool ignores it in .*, got 50; set duration instead"),
     ],
 )

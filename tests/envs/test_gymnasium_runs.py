@@ -13,13 +13,14 @@ from jaxrl_fast import check, train, video
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import build, env_check
-from tests.helpers import gym_envs
+from tests.helpers import gym_envs, slow
 
 MODULE = "tests.helpers.gym_envs"
 SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, tensorboard=False)
-SHORT |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1), log_level="quiet", algo="ppo")
-DQN = SHORT | dict(algo="dqn", agent=dict(hidden_sizes=(8,), batch_size=128, learning_starts=8, buffer_size=1024))
-LINE = "--num-envs 4 --total-steps 1280 --agent.rollout-length 8 --agent.num-minibatches 1 --agent.hidden-sizes 8 "
+SHORT |= dict(hidden_sizes=(8,), log_level="quiet")
+DQN = SHORT | dict(algo="dqn", batch_size=128, learning_starts=8, replay={"size": 1024})
+SHORT |= dict(algo="ppo", rollout_length=8, num_minibatches=1)
+LINE = "--num-envs 4 --total-steps 1280 --rollout-length 8 --num-minibatches 1 --hidden-sizes 8 "
 LINE += "--log-every 32 --no-tensorboard --eval-episodes 4"
 
 
@@ -42,7 +43,7 @@ class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
 
 def test_training_scores_match_record_episode_statistics(tmp_path):
     Noted.instances.clear()
-    run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), env_workers=0)
+    run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), workers=0)
     records = [r for r in run.metrics if r["episodes"]]
     assert len(Noted.instances) == 2 + 4 + 2 + 1, "2 to inspect, 4 to train, 2 to evaluate, 1 to copy"
     finished = [episode for instance in Noted.instances[2:6] for episode in instance]
@@ -65,11 +66,12 @@ class Fragile(gym_envs.Walk):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo, async_pools", [("ppo", 0), ("ppo", 2), ("dqn", 0)])
 def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_path, capsys):
     """With DQN, gradient workers wait for the environment that fails."""
     Fragile.num_steps, Fragile.mended, folder = 0, False, str(tmp_path / "run")
-    options = (DQN if algo == "dqn" else SHORT) | dict(env=Fragile, env_workers=0, async_pools=async_pools)
+    options = (DQN if algo == "dqn" else SHORT) | dict(env=Fragile, workers=0, async_pools=async_pools)
     with pytest.raises(KeyError, match="wheel") as raised:
         jaxrl_fast.fit(**options, run_dir=folder)
     assert any("raised by the environment: " in note for note in raised.value.__notes__)
@@ -85,10 +87,11 @@ def test_environment_failure_saves_run_that_can_resume(algo, async_pools, tmp_pa
     assert steps == sorted(set(steps)) and steps[-1] == 1280
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
 def test_gradient_workers_learn_what_one_core_learns(tmp_path):
     """To rounding: environments are stepped once, and each worker has the rollout."""
-    options = DQN | dict(env=f"{MODULE}:Walk", env_workers=0, total_steps=512, log_every=128)
+    options = DQN | dict(env=f"{MODULE}:Walk", workers=0, total_steps=512, log_every=128)
     runs = [jaxrl_fast.fit(**options, devices=n, run_dir=str(tmp_path / f"{n}")) for n in ("auto", 1)]
     assert [run.summary["num_grad_workers"] > 1 for run in runs] == [True, False]
     for one, other in zip(*(run.metrics for run in runs), strict=True):
@@ -100,7 +103,7 @@ def test_gradient_workers_learn_what_one_core_learns(tmp_path):
 @pytest.mark.slow  # three runs
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
 def test_run_resumed_on_one_core_has_all_gradient_workers_when_resumed_on_several(tmp_path, monkeypatch):
-    folder, options = str(tmp_path / "run"), DQN | dict(env=f"{MODULE}:Walk", env_workers=0, total_steps=128)
+    folder, options = str(tmp_path / "run"), DQN | dict(env=f"{MODULE}:Walk", workers=0, total_steps=128)
     runs = [jaxrl_fast.fit(**options, run_dir=folder)]
     with monkeypatch.context() as one_core:
         one_core.setattr(build, "max_grad_workers", lambda: 1)
@@ -113,7 +116,7 @@ def test_run_resumed_on_one_core_has_all_gradient_workers_when_resumed_on_severa
 def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(gym_envs.FAULTS, "late", lambda *outcome: 1 // 0)
     options = f"--env {MODULE}:Walk --env-option fault=late fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
-    assert train.main(["ppo", *options.split(), *LINE.split(), "--env-workers", "0"]) == 1
+    assert train.main(["ppo", *options.split(), *LINE.split(), "--host.workers", "0"]) == 1
     error = capsys.readouterr().err
     line, traceback = error[error.index("error: ") :].split("\n", 1)
     assert line.startswith(f"error: {MODULE}:Walk: step failed in environment 0, episode 1, step 60, action ")
@@ -124,6 +127,7 @@ def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, m
     assert "site-packages" not in traceback and files.read_summary(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_train_command_prints_invalid_observation_without_traceback(tmp_path, capsys):
     options = f"--env {MODULE}:Walk --env-option fault=nan fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
     assert train.main(["ppo", *options.split(), *LINE.split(), "--log-level", "quiet"]) == 1
@@ -145,8 +149,8 @@ def test_fault_in_first_steps_is_reported_before_run_folder_exists(tmp_path, cap
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
-    options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=workers, exact_resume=True, save_every=160)
-    options["agent"] = options["agent"] | dict(anneal_lr=False)  # annealing depends on the length of the run
+    options = SHORT | dict(env=f"{MODULE}:Walk", workers=workers, exact_resume=True, save_every=160)
+    options["schedule"] = "constant"  # annealing depends on the length of the run
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     jaxrl_fast.fit(**(options | dict(total_steps=640)), run_dir=str(tmp_path / "parts"))
     parts = jaxrl_fast.fit(resume=str(tmp_path / "parts"), total_steps=1280, log_level="quiet")
@@ -156,9 +160,9 @@ def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "pqn", "dqn"])
 def test_masked_actions_are_never_taken(algo, tmp_path):
-    agent = {"gamma": 0.5} | ({"learning_starts": 500, "buffer_size": 5000} if algo == "dqn" else {})
+    own = {"learning_starts": 500, "replay": {"size": 5000}} if algo == "dqn" else {}
     options = dict(num_envs=8, total_steps=8000, log_level="quiet", tensorboard=False, run_dir=str(tmp_path / "run"))
-    run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, agent=agent, **options)
+    run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, gamma=0.5, **own, **options)
     returns = [r[name] for r in run.metrics for name in ("return_min", "eval_return_min") if r.get(name) is not None]
     assert len(returns) > 5 and min(returns) >= 0, "a forbidden action costs 1000"
     greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None]
@@ -167,11 +171,12 @@ def test_masked_actions_are_never_taken(algo, tmp_path):
 
 @pytest.mark.slow
 def test_run_with_overlapping_async_worker_pools_completes(tmp_path):
-    options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=1, async_pools=2, overlap=True)
+    options = SHORT | dict(env=f"{MODULE}:Walk", workers=1, async_pools=2, overlap=True)
     run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
 
 
+@pytest.mark.slow
 def test_video_shows_rendered_frames(tmp_path, capsys):
     folder = str(tmp_path / "run")
     jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=folder)
@@ -183,6 +188,7 @@ def test_video_shows_rendered_frames(tmp_path, capsys):
         assert shown.n_frames > 2 and white.sum(axis=0).max() >= 240, "the white column of 48 rows, scaled by 5"
 
 
+@pytest.mark.slow
 def test_evaluate_accepts_environment_options(tmp_path):
     run = jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=str(tmp_path / "run"))
     found = run.evaluate(episodes=4, env_options={"limit": 5})
@@ -237,26 +243,26 @@ class Mislabeled(gym_envs.Walk):
         return obs, reward, terminated or truncated, False, info
 
 
-def test_env_check_reports_no_problem_for_correct_environments():
-    for env_id in (f"{MODULE}:Guarded", f"{MODULE}:Mixed", "gymnax/CartPole-v1"):
-        assert problems(env_id) == [], env_id
+@pytest.mark.parametrize("env_id", [f"{MODULE}:Guarded", slow(f"{MODULE}:Mixed"), slow("gymnax/CartPole-v1")])
+def test_env_check_reports_no_problem_for_correct_environments(env_id):
+    assert problems(env_id) == []
 
 
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (Unseeded, "the same seed and actions gave a different first observation"),
-        (Sharing, "an environment gave a different reward in step 2 alone than next to others"),
-        (Endless, "none ended in 800 steps"),
-        (lambda: Mislabeled(size=99), "every episode terminated after 12 steps"),
+        pytest.param(Unseeded, "the same seed and actions gave a different first observation", id="unseeded"),
+        slow(Sharing, "an environment gave a different reward in step 2 alone than next to others", id="sharing"),
+        slow(Endless, "none ended in 800 steps", id="endless"),
+        slow(lambda: Mislabeled(size=99), "every episode terminated after 12 steps", id="mislabeled"),
     ],
-    ids=["unseeded", "sharing", "endless", "mislabeled"],
 )
 def test_env_check_reports_problem_of_faulty_environment(env, says):
     (found,) = problems(env)
     assert says in found
 
 
+@pytest.mark.slow
 def test_check_command_prints_findings_and_returns_exit_status(capsys):
     assert check.main([f"{MODULE}:Walk", "--steps", "100"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -277,4 +283,4 @@ def test_check_command_prints_findings_and_returns_exit_status(capsys):
 @pytest.mark.parametrize(("algo", "is_told"), [("none", True), ("ppo", False)])
 def test_check_names_num_envs_without_training_as_without_effect(algo, is_told, capsys):
     check.prepare([f"{MODULE}:Walk", "--algo", algo, "--num-envs", "2"])
-    assert ("--num-envs: has no effect; algo is none" in capsys.readouterr().err) == is_told
+    assert ("num_envs: has no effect; algo is none" in capsys.readouterr().err) == is_told

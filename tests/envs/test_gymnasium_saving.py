@@ -16,6 +16,7 @@ from jaxrl_fast.envs.gymnasium import copying, description, source
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool
 from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from tests.helpers import slow
 from tests.helpers.gym_envs import Guarded, Walk
 from tests.helpers.runs import bits, records, stop_after
 from tests.helpers.trees import same_bits
@@ -171,12 +172,12 @@ def test_pool_continues_from_saved_host_state(workers):
 
 SHORT: dict = dict(algo="ppo", num_envs=4, total_steps=320, eval_every=96, eval_episodes=4, save_every=0)
 SHORT |= dict(tensorboard=False, log_level="quiet", log_every=32)
-SHORT["agent"] = dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
+SHORT |= dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
 
 
 @pytest.mark.parametrize(
     ("env", "system", "again"),
-    [("Walk", dict(env_workers=0), {}), ("Own", dict(env_workers=1, async_pools=2), dict(env_workers=0))],
+    [("Walk", dict(workers=0), {}), slow("Own", dict(workers=1, async_pools=2), dict(workers=0))],
 )
 def test_resume_within_episodes_matches_uninterrupted_run(env, system, again, tmp_path, monkeypatch):
     """Compare records, evaluations and the last checkpoint, except pickled environments, whose bytes may differ."""

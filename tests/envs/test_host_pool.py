@@ -281,9 +281,9 @@ def test_observation_of_wrong_shape_is_rejected():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (CONFIG._replace(protocol="dqn2015"), "--protocol: counting/Up-v0 is not an Atari game, got dqn2015"),
-        (CONFIG._replace(num_async_pools=4), "--async-pools: 6 environments do not divide into 4 pools, got 4"),
-        (CONFIG._replace(bridge="ffi"), "--host-bridge: counting/Up-v0 has no XLA calls, got ffi; use callback"),
+        (CONFIG._replace(protocol="dqn2015"), "protocol: counting/Up-v0 is not an Atari game, got dqn2015"),
+        (CONFIG._replace(num_async_pools=4), "async_pools: 6 environments do not divide into 4 pools, got 4"),
+        (CONFIG._replace(bridge="ffi"), "host_bridge: counting/Up-v0 has no XLA calls, got ffi; use callback"),
     ],
 )
 def test_make_rejects_options_that_backend_does_not_support(config, says):
@@ -294,7 +294,7 @@ def test_make_rejects_options_that_backend_does_not_support(config, says):
 
 SHORT = dict(
     algo="ppo", env="counting/Up-v0", num_envs=4, total_steps=320, eval_episodes=4, eval_envs=2, log_every=32, seed=3,
-    agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1), tensorboard=False, log_level="quiet",
+    rollout_length=8, hidden_sizes=(8,), num_minibatches=1, tensorboard=False, log_level="quiet",
 )  # fmt: skip
 
 
@@ -328,6 +328,6 @@ def test_fit_raises_environment_exception_and_marks_run_failed(tmp_path):
     assert raised.value is options["error"]
     summary = files.read_summary(tmp_path / "run")
     assert summary["status"] == "failed" and "a wheel came off" in summary["failure"]
-    line = "ppo --env counting/Up-v0 --num-envs 4 --total-steps 320 --agent.rollout-length 8 --agent.num-minibatches 1"
+    line = "ppo --env counting/Up-v0 --num-envs 4 --total-steps 320 --rollout-length 8 --num-minibatches 1"
     with pytest.raises(BrokenError):
         train.main([*line.split(), "--no-tensorboard", "--run-dir", str(tmp_path / "other")])

@@ -15,9 +15,10 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs import frames, image
 from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning
-from tests.helpers import gym_envs, probes
+from tests.helpers import gym_envs, probes, slow
 from tests.helpers.host_envs import random_actions, run
 
 T, N, H, W = 30, 3, 18, 20
@@ -155,7 +156,7 @@ def test_gray_and_resize_on_host_match_device_bitwise(size, new):
 
 
 @pytest.mark.parametrize("shape", [(H, W, 3), (H, W), (3, H, W)])
-@pytest.mark.parametrize("env_workers", [0, 2])
+@pytest.mark.parametrize("env_workers", [0, slow(2)])
 def test_python_environments_change_frames_on_host(shape, env_workers):
     """A pool holds small frames, which are those that the device makes of whole ones."""
     config = HostEnvConfig(seed=(3, 0, 0), workers=Workers(env_workers))
@@ -225,9 +226,9 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
 
     def collect(**changes):
         env = envs.make(Noise, N, frame_stack=4)
-        agent = ppo.make(
-            ppo.Config(rollout_length=T, num_minibatches=1, network="mlp", observations="vector"), env.spec, 1
-        )
+        network = {"kind": "mlp", "observations": "vector"}
+        config = configure(ppo.Config, rollout_length=T, num_minibatches=1, network=network)
+        agent = ppo.make(config, env.spec, 1)
         try:
             return probes.experience(env, agent._replace(**changes), agent.init(jax.random.key(0)))
         finally:
@@ -244,7 +245,7 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
 
 def test_replay_buffer_stores_single_frames():
     spec = envs.make(Ramp, 2, frame_stack=4).spec
-    agent = dqn.make(dqn.Config(buffer_size=64, batch_size=8, learning_starts=8), spec, 10)
+    agent = dqn.make(configure(dqn.Config, size=64, batch_size=8, learning_starts=8), spec, 10)
     assert jax.eval_shape(agent.init, jax.random.key(0)).replay.obs.shape[2:] == (H, W, 1)
 
 
@@ -277,6 +278,7 @@ def test_make_rejects_invalid_image_option_with_one_line_message(env, options, m
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_environment_option_takes_precedence_over_image_option():
     assert envs.make(Gray, 1, gray=0.25).spec.obs.shape == (H, W, 3)
     assert envs.make("envpool/Pong-v5", 1, frame_skip=2).spec.frame_stack == 4

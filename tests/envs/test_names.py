@@ -11,7 +11,7 @@ from gymnax.environments import spaces
 import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.config import paths
-from jaxrl_fast.config.options import written_env
+from jaxrl_fast.options.run import written_env
 from jaxrl_fast.sweep import prepare
 from jaxrl_fast.utils import importing
 
@@ -91,11 +91,12 @@ GIVEN = {  # how an environment is given, and its name in messages
     "pair": (lambda kind: (kind(), ()), lambda kind: rf"{HERE}:{kind.__name__}"),
 }
 SMALL = {"num_envs": 2, "total_steps": 64, "eval_episodes": 2, "tensorboard": False}
-SMALL |= {"agent": {"rollout_length": 8, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": [4]}}
+SMALL |= {"hidden_sizes": [4]}
+ON_POLICY = {"rollout_length": 8, "num_minibatches": 1, "num_epochs": 1}
 
 
 def fit(env, algo="ppo", **options):
-    return jaxrl_fast.fit(algo=algo, env=env, **SMALL | options)
+    return jaxrl_fast.fit(algo=algo, env=env, **SMALL | (ON_POLICY if algo == "ppo" else {}) | options)
 
 
 def message(call, *args, **kwargs):
@@ -119,7 +120,7 @@ CASES = [  # the environment's class, what is done with it, and the message
     (Growing, fit, "{}: the shape of its observation must not change"),
     (
         Continuous,
-        lambda env: fit(env, "dqn", agent={}, total_steps=20_000),
+        lambda env: fit(env, "dqn", total_steps=20_000),
         r"dqn: requires discrete actions, got Box\(shape=\(2,\)\) of {}; try ppo",
     ),
     (
@@ -178,7 +179,7 @@ def test_sweep_resume_error_names_environment_object(given):
     options = SimpleNamespace(env=written_env(give(Counter)))
     groups = {"0": SimpleNamespace(settings=SimpleNamespace(options=options))}
     plan = SimpleNamespace(folder="x", shown=str, groups=groups)
-    words = rf"--resume x: its environment was given as an object \(.*{name(Counter)}.*\); resume with"
+    words = rf"resume x: its environment was given as an object \(.*{name(Counter)}.*\); resume with"
     assert re.match(words, message(prepare._check_env_names, plan))
 
 

@@ -89,7 +89,7 @@ def test_check_render_error_includes_remedy(loaded, failure, words, monkeypatch)
 def folder(tmp_path_factory):
     """Return the folder of a run of 32 steps."""
     path = tmp_path_factory.mktemp("opengl") / "run"
-    sizes = "--num-envs 2 --total-steps 32 --agent.rollout-length 8 --agent.num-minibatches 1 --agent.hidden-sizes 8"
+    sizes = "--num-envs 2 --total-steps 32 --rollout-length 8 --num-minibatches 1 --hidden-sizes 8"
     assert train.main(["ppo", "--env", NAME, *sizes.split(), "--eval-episodes", "1", "--run-dir", str(path)]) == 0
     return path
 

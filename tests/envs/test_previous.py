@@ -40,7 +40,7 @@ class Drive(gymnasium.Env):
 
 
 def make(env_id, observes, num_pools=0, num_envs=N, **options):
-    wrappers = Wrappers(observe_previous=observes)
+    wrappers = Wrappers(previous=observes)
     config = HostEnvConfig((3, 0, 0), num_async_pools=num_pools, workers=Workers(0), wrappers=wrappers)
     return envs.make(env_id, num_envs, config, **options)
 
@@ -112,12 +112,13 @@ def test_previous_multi_discrete_action_is_one_hot_in_nested_observation():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
     """DQN replays the parts. `encode_obs` and the exported policy take the raw index; its encoding is one-hot."""
-    agent = dict(hidden_sizes=(4,), buffer_size=64, batch_size=4, learning_starts=8)
     given = dict(env="gymnasium/FrozenLake-v1", num_envs=2, total_steps=32, tensorboard=False, log_level="quiet")
-    fit = partial(jaxrl_fast.fit, algo="dqn", agent=agent, eval_episodes=2, eval_envs=2, **given)
-    run = fit(observe_previous=True, run_dir=str(tmp_path / "run"))
+    given |= dict(hidden_sizes=(4,), replay={"size": 64}, batch_size=4, learning_starts=8)
+    fit = partial(jaxrl_fast.fit, algo="dqn", eval_episodes=2, eval_envs=2, **given)
+    run = fit(wrap=["previous"], run_dir=str(tmp_path / "run"))
     trained = jaxrl_fast.load(run.folder)
     assert [x.shape for x in trained.env.spec.obs] == [(16,), (4,), (1,)]
     assert [x.shape for x in trained.env.view.own_obs] == [(), (4,), (1,)]

@@ -249,23 +249,24 @@ def test_is_physics_is_true_for_physics_tasks_alone():
 
 
 @pytest.mark.parametrize(
-    ("algo", "options"), [("ppo", {}), ("dqn", dict(n_step=3, learning_starts=64, buffer_size=512))]
+    ("algo", "options"), [("ppo", {}), ("dqn", dict(replay={"size": 512, "n_step": 3}, learning_starts=64))]
 )
 def test_training_counts_quarantined_rows_and_warns(algo, options, tmp_path, capsys):
     """About 1 of 100 episodes fails, which is fewer than 1% of the rows."""
     run = jaxrl_fast.fit(
-        algo=algo, env=Unstable, env_options={"share": 0.01}, quarantine=True, num_envs=8, total_steps=4096,
-        agent=dict(hidden_sizes=(8,)) | options, eval_episodes=8, run_dir=tmp_path / algo, tensorboard=False,
+        algo=algo, env=Unstable, env_options={"share": 0.01}, wrap=["quarantine"], num_envs=8, total_steps=4096,
+        hidden_sizes=(8,), eval_episodes=8, run_dir=tmp_path / algo, tensorboard=False, **options,
     )  # fmt: skip
     assert run.summary["status"] == "done"
     assert sum(record["quarantined"] for record in records(tmp_path / algo)) > 0
     assert "returned NaN or infinity by step" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_stops_when_too_many_rows_are_quarantined(tmp_path):
     problem = f"seed 0: more than 1% of its steps are in quarantine at step .*; {MODULE}:Unstable returns NaN"
     with pytest.raises(FloatingPointError, match=problem):
         jaxrl_fast.fit(
-            algo="ppo", env=Unstable, quarantine=True, num_envs=8, total_steps=8192, run_dir=tmp_path / "run",
-            tensorboard=False, log_level="quiet", agent=dict(hidden_sizes=(8,)),
+            algo="ppo", env=Unstable, wrap=["quarantine"], num_envs=8, total_steps=8192, run_dir=tmp_path / "run",
+            tensorboard=False, log_level="quiet", hidden_sizes=(8,),
         )  # fmt: skip

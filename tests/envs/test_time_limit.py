@@ -69,8 +69,8 @@ def test_terminating_time_limit_applies_to_async_pools():
     np.testing.assert_array_equal(steps.discount, 1 - steps.last)
 
 
-@pytest.mark.parametrize("option", ["", "--time-limit-terminates"])
-def test_time_limit_terminates_option_applies_to_every_shard(option):
+@pytest.mark.parametrize("option", ["", "--wrap time-limit"])
+def test_wrapper_time_limit_applies_to_every_shard(option):
     """In 5 steps, CartPole never falls, so every episode ends by the time limit."""
     line = f"ppo --env CartPole-v1 --env-option max_steps_in_episode=5 --num-envs 8 --devices 2 {option}"
     settings = load.from_command_line(line.split())

@@ -56,7 +56,7 @@ def test_seed_option_accepts_0_to_2147483647():
     read = lambda *words: cli.read(evaluate.USAGE, ["run", *words])[1].seed
     assert read() is None and (read("--seed", "0"), read("--seed", str(2**31 - 1))) == (0, 2**31 - 1)
     for wrong in (-1, 2**31):
-        with pytest.raises(ValueError, match="--seed: must be at least 0 and at most 2147483647"):
+        with pytest.raises(ValueError, match="seed: must be at least 0 and at most 2147483647"):
             read(f"--seed={wrong}")
 
 

@@ -1,6 +1,5 @@
 """Test exported policies: equal to the run's own in a process without jaxrl_fast, for every kind of network."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -18,14 +17,16 @@ from jax import ShapeDtypeStruct
 
 import jaxrl_fast
 from jaxrl_fast import agents, envs, evaluation, export, kernels, rollout
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
 from jaxrl_fast.host import HostEnv
 from jaxrl_fast.kernels import build
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import fields_of, options_of, value_of
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, PolicyInput
+from tests.helpers import slow
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -80,7 +81,7 @@ def without_jaxrl_fast(folders, *blocked):
 
 def untrained(env, algo, seed=0, num_envs=8, **options):
     """Return an untrained learner with enlarged parameters, so that actions depend on the observation."""
-    request = load.from_keywords(None, algo, options, num_envs=num_envs, env="CartPole-v1")
+    request = load.from_keywords(None, algo, num_envs=num_envs, env="CartPole-v1", **options)
     return of_settings(request, env, seed)
 
 
@@ -124,18 +125,10 @@ def kinds():
         settings = load.from_command_line(["--config", name])
         if settings.options.env.startswith("playground/"):
             continue  # not installed
-        options = {
-            "network",
-            "observations",
-            "hidden_sizes",
-            "activation",
-            "layer_norm",
-            "value_head",
-            "dueling",
-            "noisy",
-        }
-        options |= {"normalize_observations", "compute_dtype", "tanh_squash"}
-        of_network = {k: v for k, v in dataclasses.asdict(settings.agent).items() if k in options}
+        agent = settings.agent
+        names = {"value", "dueling", "noisy", "normalize_observations", "policy", "policy.squash", "network"}
+        names |= {f"network.{name}" for name in fields_of(type(agent.network))} - {"network.kernel_init"}
+        of_network = {name: value_of(agent, name) for name in options_of(agent) if name in names}
         suite = "minatar" if "MinAtar" in settings.options.env else settings.options.env
         suite = "atari" if is_atari(suite) else suite
         classic = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0"}
@@ -166,7 +159,7 @@ def cart(runs):
     """Return a short run with normalized observations and two seeds."""
     return jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", num_envs=4, num_seeds=2, seed=3, total_steps=512, run_dir=str(runs / "cart"),
-        agent={"rollout_length": 32, "hidden_sizes": [8], "normalize_observations": True}, **TINY,
+        rollout_length=32, hidden_sizes=[8], normalize_observations=True, **TINY,
     )  # fmt: skip
 
 
@@ -231,7 +224,7 @@ def test_exports_of_all_preset_networks_act_like_run(tmp_path):
             place(tmp_path / f"{name}-npz", saved, "npz")
             mlps.append(name)
         except ValueError as error:
-            assert "mlp" in str(error) and settings.algo in CONFIGS
+            assert "mlp" in str(error) and settings.algo in ALGORITHMS
     assert {name.partition("_")[0] for name in mlps} == {"ppo", "dqn", "rainbow", "pqn", "sac", "td3", "ddpg"}
     found = without_jaxrl_fast(sorted(tmp_path.glob("*-stablehlo")))
     found |= without_jaxrl_fast(sorted(tmp_path.glob("*-onnx")), "jax")
@@ -243,25 +236,24 @@ def test_exports_of_all_preset_networks_act_like_run(tmp_path):
 
 
 NETWORKS = {
-    "tanh-gaussian": ("ppo", "Pendulum-v1", dict(tanh_squash=True, normalize_observations=True)),
-    "gaussian": ("ppo", "MountainCarContinuous-v0", dict(state_dependent_std=True, log_std_init=-0.5)),
-    "quantile, layer norm": ("dqn", "CartPole-v1", dict(value_head="quantile", num_atoms=11, layer_norm=True)),
+    "tanh-gaussian": ("ppo", "Pendulum-v1", dict(policy="tanh", normalize_observations=True)),
+    "gaussian": ("ppo", "MountainCarContinuous-v0", dict(policy={"kind": "state_dependent", "log_std_init": -0.5})),
+    "quantile, layer norm": ("dqn", "CartPole-v1", dict(value={"kind": "quantile", "atoms": 11}, layer_norm=True)),
     "c51, dueling, noisy, layer norm": (
-        "dqn", "CartPole-v1", dict(value_head="c51", dueling=True, noisy=True, layer_norm=True, hidden_sizes=[8, 8]),
+        "dqn", "CartPole-v1", dict(value="c51", dueling=True, noisy=True, layer_norm=True, hidden_sizes=[8, 8]),
     ),
     "relu, one layer, dueling": ("dqn", "CartPole-v1", dict(dueling=True, activation="relu", hidden_sizes=[8])),
     "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
     "sac": ("sac", "Pendulum-v1", dict(hidden_sizes=[8, 8])),
-    "td3, critics with c51": ("td3", "Pendulum-v1", dict(hidden_sizes=[8], value_head="c51", num_atoms=5)),
+    "td3, critics with c51": ("td3", "Pendulum-v1", dict(hidden_sizes=[8], value={"kind": "c51", "atoms": 5})),
     "ddpg, correlated noise": (
         "ddpg", "MountainCarContinuous-v0",
-        dict(hidden_sizes=[8], noise_theta=0.15, normalize_observations=True),
+        dict(hidden_sizes=[8], noise={"kind": "ou", "theta": 0.15}, normalize_observations=True),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name if name == "pqn" else slow(name) for name in NETWORKS])
 def test_mlp_exports_act_like_run_in_all_formats(name):
     """`_build` compares actions in each format. Also check the size of the module, and that it imports only numpy."""
     algo, env_id, options = NETWORKS[name]
@@ -326,7 +318,7 @@ def test_npz_rejects_states_not_encoded_as_one_hot_from_0(first, num):
     env = env._replace(
         spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), view=env.view._replace(encode_obs=encode)
     )
-    with pytest.raises(ValueError, match=r"^--to npz: needs the states 0, 1, ... as one-hot vectors, got another"):
+    with pytest.raises(ValueError, match=r"^to npz: needs the states 0, 1, ... as one-hot vectors, got another"):
         _build(untrained(env, "ppo", hidden_sizes=[4]), Options(to="npz"), Path("out"))
 
 
@@ -364,7 +356,7 @@ def test_sampled_gaussian_and_epsilon_greedy_use_noise_input():
     for to in ("onnx", "npz"):
         files = _build(saved, Options(to=to, sampled=True), Path("out")).files
         np.testing.assert_allclose(check.run(to, files, obs, (noise,))[0], wanted, rtol=1e-5, atol=1e-5)
-    saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.25, epsilon_end=0.25)
+    saved = untrained(envs.make("CartPole-v1", 1), "dqn", explore={"start": 0.25, "end": 0.25})
     obs = rng.normal(size=(64, 4)).astype(np.float32)
     uniform = rng.random(size=(64, 2)).astype(np.float32)
     greedy = np.asarray(policy.greedy(saved.agent, saved.learners, obs, ())[0])
@@ -377,7 +369,7 @@ def test_sampled_gaussian_and_epsilon_greedy_use_noise_input():
 @pytest.mark.slow
 def test_row_agent_has_epsilon_of_first_environment():
     """With Ape-X, eight environments have epsilons from 0.5 to 0.5^8. A single row has the largest."""
-    saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.5, epsilon_end=0.5, apex_alpha=7.0)
+    saved = untrained(envs.make("CartPole-v1", 1), "dqn", explore={"start": 0.5, "end": 0.5, "apex_alpha": 7.0})
     agent = saved_run.row_agent(saved)
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 2000))
     inputs = policy.PolicyInput(np.zeros((2000, 4), np.float32))
@@ -429,9 +421,7 @@ def functions():
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("network", marks=pytest.mark.slow), "numbers", "choices", "slices", "any", "split"]
-)
+@pytest.mark.parametrize("name", [slow("network"), "numbers", "choices", "slices", "any", "split"])
 def test_onnx_operations_equal_jax(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
@@ -456,16 +446,14 @@ def test_custom_torso_is_exported_except_as_npz():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", network=f"{__name__}:Gated")
     for to in ("stablehlo", "onnx"):
         assert _build(saved, Options(to=to), Path("out")).card["check"]["num_different"] == 0
-    with pytest.raises(
-        ValueError, match=r"^--to npz: needs a network of dense layers \(mlp\), got the parameter torso"
-    ):
+    with pytest.raises(ValueError, match=r"^to npz: needs a network of dense layers \(mlp\), got the parameter torso"):
         _build(saved, Options(to="npz"), Path("out"))
 
 
 def test_onnx_error_message_names_unsupported_operation():
     spec = ShapeDtypeStruct((6,), jnp.float32)
     given = function.PolicyFunction(lambda x, noise, memory: (jnp.sort(x), ()), None, spec, (), spec)
-    with pytest.raises(ValueError, match=r"^--to onnx: an operation of the policy is not supported, got sort; use"):
+    with pytest.raises(ValueError, match=r"^to onnx: an operation of the policy is not supported, got sort; use"):
         onnx_model.serialize(given)
 
 
@@ -487,7 +475,7 @@ def test_parts_of_observation_are_named_inputs():
     saved = untrained(Env(None, None, spec), "ppo", hidden_sizes=[4])
     for to in ("stablehlo", "onnx"):
         assert _build(saved, Options(to=to), Path("out")).card["check"]["max_difference"] < 1e-5
-    with pytest.raises(ValueError, match=r"^--to npz: needs observations of one array, got 2; use stablehlo or onnx"):
+    with pytest.raises(ValueError, match=r"^to npz: needs observations of one array, got 2; use stablehlo or onnx"):
         _build(saved, Options(to="npz"), Path("out"))
 
 
@@ -500,16 +488,16 @@ def test_build_rejects_export_that_acts_differently(monkeypatch):
         return arrays | {"head.kernel": -arrays["head.kernel"]}, code
 
     monkeypatch.setattr(numpy_mlp, "write", write_wrong)
-    with pytest.raises(ValueError, match=r"^--to npz: the exported policy acts differently, got .*num_different"):
+    with pytest.raises(ValueError, match=r"^to npz: the exported policy acts differently, got .*num_different"):
         _build(saved, Options(to="npz"), Path("out"))
 
 
 @pytest.mark.parametrize(
-    ("algo", "kind", "to"), [("ppo", "gru", "onnx"), ("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")]
+    ("algo", "kind", "to"), [("ppo", "gru", "onnx"), slow("pqn", "lru", "onnx"), slow("ppo", "lstm", "stablehlo")]
 )
 def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
     """Over three steps, the exported policy with its own memory output returns the actions and carry of the agent."""
-    saved = untrained(envs.make("CartPole-v1", 1), algo, hidden_sizes=[4], memory=kind, memory_size=3)
+    saved = untrained(envs.make("CartPole-v1", 1), algo, hidden_sizes=[4], memory={"kind": kind, "size": 3})
     policy = function.make(saved, False)
     serialize = onnx_model.serialize if to == "onnx" else stablehlo.serialize
     content = {f"policy.{to}": serialize(policy)}
@@ -529,14 +517,14 @@ def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
 
 
 def test_npz_rejects_policy_with_memory():
-    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], memory="gru", memory_size=3)
-    with pytest.raises(ValueError, match=r"--to npz: needs a policy without memory"):
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], memory={"kind": "gru", "size": 3})
+    with pytest.raises(ValueError, match=r"^to npz: needs a policy without memory"):
         numpy_mlp.write(saved, function.make(saved, False))
 
 
 @pytest.mark.parametrize(
     ("algo", "options", "got"),
-    [("ddpg", {"noise_theta": 0.15}, "noise_theta 0.15"), ("ppo", {"gsde": True}, "gsde true")],
+    [("ddpg", {"noise": "ou"}, "noise ou"), ("ppo", {"policy": "gsde"}, "policy gsde")],
 )
 def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
     saved = untrained(envs.make("Pendulum-v1", 1), algo, hidden_sizes=[4], **options)
@@ -545,16 +533,16 @@ def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
         numpy_mlp.write(saved, function.make(saved, True))
 
 
-@pytest.mark.parametrize("value_head", ["none", "c51", "quantile"])
-def test_npz_of_actor_has_no_atoms_of_critics(value_head, tmp_path):
-    saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value_head=value_head)
+@pytest.mark.parametrize("value", [slow("mean"), "c51", slow("quantile")])
+def test_npz_of_actor_has_no_atoms_of_critics(value, tmp_path):
+    saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value=value)
     exported = _build(saved, Options(to="npz"), tmp_path / "out")
     assert exported.card["check"]["max_difference"] <= 1e-5
 
 
 def test_npz_rejects_simba():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], network="simba")
-    with pytest.raises(ValueError, match=r"--to npz: needs network mlp, got simba; use stablehlo or onnx"):
+    with pytest.raises(ValueError, match=r"^to npz: needs network mlp, got simba; use stablehlo or onnx"):
         numpy_mlp.write(saved, function.make(saved, False))
 
 
@@ -570,7 +558,7 @@ def test_stablehlo_supports_all_platforms_and_any_batch_size():
 # The folder
 
 
-def test_export_from_python_spells_options_as_keywords(tmp_path):
+def test_export_from_python_rejects_existing_folder(tmp_path):
     with pytest.raises(ValueError, match=r"^out: must be a new folder, got .*, which exists"):
         jaxrl_fast.Run(tmp_path, {}).export(to="npz", out=str(tmp_path))
 
@@ -614,15 +602,15 @@ MISTAKES = [
     ("", ["RUN is missing"]),
     ("nowhere", ["nowhere: is not a run directory"]),
     ("empty", ["empty has no checkpoint"]),
-    ("cart --to onx", ["--to", "'onx'", "did you mean onnx?"]),
-    ("cart --to pickle", ["--to", "'pickle'", "'stablehlo' or 'onnx' or 'npz'"]),
-    ("cart --seed 9", ["--seed: must be 3 to 4, which cart has trained, got 9; leave it out\n"]),
-    ("cart --out empty", ["--out: must be a new folder, got empty, which exists"]),
-    (f"cart --out {'x' * 250}", ["--out: the name xxx", "got 250 characters; use a shorter one"]),
-    ("cart --out no/where", ["--out: must be in an existing folder", "no/where"]),
-    ("cart --to onnx", ["--to onnx: needs onnx", 'pip install "jaxrl_fast[onnx]"']),
-    ("board --to npz", ["--to npz: needs a network of dense layers (mlp)", "use stablehlo or onnx"]),
-    ("cart --sample", ["--sample", "did you mean --sampled?"]),
+    ("cart --to onx", ["error: to: ", "'onx'", "did you mean onnx?"]),
+    ("cart --to pickle", ["error: to: ", "'pickle'", "'stablehlo' or 'onnx' or 'npz'"]),
+    ("cart --seed 9", ["error: seed: must be 3 to 4, which cart has trained, got 9; leave it out\n"]),
+    ("cart --out empty", ["error: out: must be a new folder, got empty, which exists"]),
+    (f"cart --out {'x' * 250}", ["error: out: the name xxx", "got 250 characters; use a shorter one"]),
+    ("cart --out no/where", ["error: out: must be in an existing folder", "no/where"]),
+    ("cart --to onnx", ["error: to onnx: needs onnx", 'pip install "jaxrl_fast[onnx]"']),
+    ("board --to npz", ["error: to npz: needs a network of dense layers (mlp)", "use stablehlo or onnx"]),
+    ("cart --sample", ["error: sample: ", "did you mean sampled?"]),
 ]
 
 
@@ -632,7 +620,7 @@ def invalid_runs(runs, cart):
     (runs / "empty" / "config.yaml").write_bytes((cart.folder / "config.yaml").read_bytes())
     jaxrl_fast.fit(
         algo="pqn", env="Breakout-MinAtar", num_envs=2, total_steps=64, run_dir=str(runs / "board"),
-        agent={"rollout_length": 4, "hidden_sizes": [4], "num_minibatches": 1}, **TINY,
+        rollout_length=4, hidden_sizes=[4], num_minibatches=1, **TINY,
     )  # fmt: skip
     return runs
 
@@ -682,8 +670,7 @@ def test_export_folder_is_complete_or_absent_after_write_error(tmp_path, monkeyp
     capsys.readouterr()
     assert export.act(exported) == 1
     assert (
-        capsys.readouterr().err
-        == f"error: {exported.folder}: was created meanwhile; choose another folder with --out\n"
+        capsys.readouterr().err == f"error: out: was created meanwhile, got {exported.folder}; choose another folder\n"
     )
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "out"]
 
@@ -704,5 +691,5 @@ def test_card_ignores_damaged_evaluations(seeds, tmp_path):
 
 
 def test_algorithms_with_npz_exist():
-    assert set(numpy_mlp.NETWORKS) <= set(CONFIGS) and all(hasattr(agents.load(name), "make") for name in CONFIGS)
+    assert set(numpy_mlp.NETWORKS) <= set(ALGORITHMS) and all(hasattr(agents.load(name), "make") for name in ALGORITHMS)
     assert callable(export_run)

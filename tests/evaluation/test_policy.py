@@ -45,17 +45,17 @@ def cart(place):
     """Return a PPO run on two devices, saved and evaluated halfway."""
     return jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", num_envs=8, devices=2, total_steps=4096, eval_every=2048, seed=5,
-        run_dir=str(place / "cart"), agent=PPO | {"normalize_observations": True}, **TINY,
+        run_dir=str(place / "cart"), normalize_observations=True, **PPO, **TINY,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def two(place):
     """Return a DQN run of two seeds, with a replay."""
-    agent = {"learning_starts": 64, "buffer_size": 256, "hidden_sizes": [8], "batch_size": 8}
+    agent = dict(learning_starts=64, replay={"size": 256}, hidden_sizes=[8], batch_size=8)
     return jaxrl_fast.fit(
         algo="dqn", env="CartPole-v1", num_envs=4, total_steps=512, num_seeds=2, seed=1,
-        run_dir=str(place / "two"), agent=agent | {"epsilon_end": 0.5, "epsilon_steps": 64}, **TINY,
+        run_dir=str(place / "two"), explore={"end": 0.5, "steps": 64}, **agent, **TINY,
     )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def two(place):
 def swing(place):
     """Return a PPO run with continuous actions."""
     return jaxrl_fast.fit(
-        algo="ppo", env="Pendulum-v1", num_envs=4, total_steps=256, run_dir=str(place / "swing"), agent=PPO, **TINY
+        algo="ppo", env="Pendulum-v1", num_envs=4, total_steps=256, run_dir=str(place / "swing"), **PPO, **TINY
     )
 
 
@@ -146,7 +146,7 @@ def test_load_selects_seed_of_sequential_groups(place):
     """Train three seeds of two shards on two groups of two devices; the padding seed is not kept."""
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", num_envs=8, devices=2, num_seeds=3, total_steps=2048, eval_every=1024,
-        run_dir=str(place / "turns"), agent=PPO | {"rollout_length": 64, "num_minibatches": 1}, **TINY,
+        run_dir=str(place / "turns"), num_minibatches=1, **PPO | {"rollout_length": 64}, **TINY,
     )  # fmt: skip
     assert len(run.summary["final_return_per_seed"]) == len(run.evaluate(episodes=4)["seeds"]) == 3
     for seed in range(3):
@@ -262,6 +262,7 @@ def test_evaluate_matches_plain_loop(cart):
     assert result["eval_episodes"] == 4 and result["checkpoint"] == trained.checkpoint.name
 
 
+@pytest.mark.slow
 def test_evaluate_reports_each_seed_and_all(two):
     result = two.evaluate(episodes=8)
     assert [each["seed"] for each in result["seeds"]] == [1, 2]
@@ -291,6 +292,7 @@ def test_evaluate_warns_if_file_cannot_be_written(cart, monkeypatch, capsys):
     assert "return" in out and "written" not in out and "could not be written (No such file or directory)" in err
 
 
+@pytest.mark.slow
 def test_evaluate_never_overwrites_file(swing, tmp_path, capsys):
     folder = shutil.copytree(swing.folder, tmp_path / "run")
     assert evaluate.main([str(folder), "--episodes", "2"]) == 0
@@ -341,6 +343,7 @@ def test_video_has_frame_per_observation(cart, tmp_path):
     assert "data:image/gif;base64," in made._repr_html_()
 
 
+@pytest.mark.slow
 def test_stream_episodes_yields_policy_observations(cart):
     """Compare each observation with a gymnax step from the one before."""
     trained = jaxrl_fast.load(cart)
@@ -358,6 +361,7 @@ def test_stream_episodes_yields_policy_observations(cart):
     assert next(moments).length == 0
 
 
+@pytest.mark.slow
 def test_video_command_never_overwrites_default_file(two, tmp_path, capsys):
     folder = shutil.copytree(two.folder, tmp_path / "run")
     for name in ("video.gif", "video-2.gif"):
@@ -400,6 +404,7 @@ def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):
     assert all(size == (600, 226) and fps == 10 and frame.shape == (226, 600, 3) for size, fps, frame in got)
 
 
+@pytest.mark.slow
 def test_evaluation_reports_environment_options_that_differ_from_training(cart):
     result = cart.evaluate(episodes=4, env_options={"max_steps_in_episode": 7})
     assert result["eval_length_mean"] == 7
@@ -409,10 +414,11 @@ def test_evaluation_reports_environment_options_that_differ_from_training(cart):
     assert same["differs_from_training"] == {} and "not as trained" not in evaluate.lines(same)[0]
 
 
+@pytest.mark.slow
 def test_open_env_rejects_environment_options_that_change_observations(tmp_path):
     content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": "dqn2015", "meta": {"format": 3}}
     (tmp_path / "config.yaml").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"^--env-option: must keep the obs .*4.* of training, got .*2"):
+    with pytest.raises(ValueError, match=r"^env_options: must keep the obs .*4.* of training, got .*2"):
         saved_run.open_env(tmp_path, env_options={"stack_num": "2"})
     settings, env = saved_run.open_env(tmp_path, env_options={"noop_max": "5"}, protocol="machado2018")
     assert env.protocol == "machado2018"
@@ -428,32 +434,32 @@ BOTH = [
     ("{} empty", ["empty has no checkpoint", "--resume empty"]),
     ("{} broken", ["broken: needs an intact checkpoint, got 1 damaged checkpoint (", "--config broken/config.yaml\n"]),
     ("{} cart two", ["unexpected argument 'two'"]),
-    ("{} cart --episode 3", ["--episode", "did you mean --episodes?"]),
-    ("{} cart --frobnicate", ["--frobnicate", "python -m jaxrl_fast.{} --help lists all"]),
-    ("{} cart --episodes 0", ["--episodes", "at least 1"]),
-    ("{} cart --episodes many", ["--episodes", "'many'"]),
-    ("{} cart --which bset", ["--which", "did you mean best?"]),
-    ("{} cart --seed 6", ["--seed: must be 5, which cart has trained, got 6; leave it out\n"]),
-    ("{} cart --play-seed -1", ["--play-seed", "at least 0"]),
+    ("{} cart --episode 3", ["error: episode: ", "did you mean episodes?"]),
+    ("{} cart --frobnicate", ["error: frobnicate: ", "python -m jaxrl_fast.{} --help all lists all\n"]),
+    ("{} cart --episodes 0", ["error: episodes: ", "at least 1"]),
+    ("{} cart --episodes many", ["error: episodes: ", "'many'"]),
+    ("{} cart --which bset", ["error: which: ", "did you mean best?"]),
+    ("{} cart --seed 6", ["error: seed: must be 5, which cart has trained, got 6; leave it out\n"]),
+    ("{} cart --play-seed -1", ["error: play_seed: ", "at least 0"]),
 ]
 MISTAKES = [
     (line.format(name), [w.format(name) for w in words]) for name in ("evaluate", "video") for line, words in BOTH
 ]
 MISTAKES += [
-    ("evaluate cart --against=", ["--against: must not be empty, got ''; give a value or leave it out"]),
-    (f"video cart --out {'x' * 246}.gif", ["--out: the name xxx", "got 250 characters; use a shorter one"]),
-    ("video cart --fps 0", ["--fps", "at least 1"]),
-    ("video cart --fps 500", ["--fps", "at most 100"]),
-    ("video cart --max-steps 0", ["--max-steps", "at least 1"]),
-    ("video cart --out a.avi", ["--out: must end with .gif or .mp4, got 'a.avi'; rename it\n"]),
+    ("evaluate cart --against=", ["error: against: must not be empty, got ''; give a value or leave it out"]),
+    (f"video cart --out {'x' * 246}.gif", ["error: out: the name xxx", "got 250 characters; use a shorter one"]),
+    ("video cart --fps 0", ["error: fps: ", "at least 1"]),
+    ("video cart --fps 500", ["error: fps: ", "at most 100"]),
+    ("video cart --max-steps 0", ["error: max_steps: ", "at least 1"]),
+    ("video cart --out a.avi", ["error: out: must end with .gif or .mp4, got 'a.avi'; rename it\n"]),
     (
         "video cart --out nowhere/a.gif",
-        ["--out: must be in an existing folder, got 'nowhere/a.gif'; create 'nowhere'\n"],
+        ["error: out: must be in an existing folder, got 'nowhere/a.gif'; create 'nowhere'\n"],
     ),
-    ("video cart --out a.mp4", ["--out a.mp4", 'pip install "jaxrl_fast[video]"', ".gif"]),
+    ("video cart --out a.mp4", ["error: out a.mp4: ", 'pip install "jaxrl_fast[video]"', ".gif"]),
     ("video rooms", ["gymnax/FourRooms-misc has no renderer", "CartPole-v1", "Breakout-MinAtar"]),
     ("envs CartPol-v1", ["'CartPol-v1'", "did you mean CartPole-v1"]),
-    ("envs --describ", ["--describ", "did you mean --describe?"]),
+    ("envs --describ", ["error: describ: ", "did you mean describe?"]),
     ("envs a b", ["unexpected argument 'b'"]),
 ]
 
@@ -501,18 +507,20 @@ def leaving(place):
     before = os.getcwd()
     jaxrl_fast.fit(
         algo="ppo", env=DirectoryChangingCartPole, num_envs=4, total_steps=256, run_dir=str(place / "leaving"),
-        agent=PPO, **TINY,
+        **PPO, **TINY,
     )  # fmt: skip
     os.chdir(before)
     return "leaving"
 
 
+@pytest.mark.slow
 def test_load_finds_relative_folder_of_environment_that_changes_directory(leaving, place, monkeypatch):
     monkeypatch.chdir(place)
     trained = jaxrl_fast.load(leaving)
     assert os.getcwd() == "/" and trained.checkpoint.parts[:2] == (leaving, "checkpoints")
 
 
+@pytest.mark.slow
 def test_evaluate_prints_relative_path_when_environment_changes_directory(leaving, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert evaluate.main([leaving, "--episodes", "1"]) == 0
@@ -520,6 +528,7 @@ def test_evaluate_prints_relative_path_when_environment_changes_directory(leavin
     assert os.getcwd() == "/" and (place / leaving / "evaluation.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["", "mine.gif"])
 def test_video_is_relative_to_first_directory_when_environment_changes_it(out, leaving, place, monkeypatch, capsys):
     black = render.Renderer(lambda obs: np.zeros((8, 8, 3), np.uint8), 30)
@@ -536,7 +545,7 @@ def test_help_is_complete_and_does_not_import_jax(name):
     code = (
         f"import sys\nfrom jaxrl_fast.{'envs.__main__' if name == 'envs' else name} import main, USAGE\n"
         "from jaxrl_fast.config.sources import SINGULAR\n"
-        "from jaxrl_fast.utils.option import options_of\n"
+        "from jaxrl_fast.options.declare import options_of\n"
         "try: main(['--help'])\nexcept SystemExit as e: assert e.code == 0\n"
         "print(*('--' + SINGULAR.get(n, n).replace('_', '-') for n in options_of(USAGE.options)))\n"
         "print([m for m in ('jax', 'numpy', 'gymnax', 'flax', 'matplotlib', 'PIL') if m in sys.modules])"

@@ -7,6 +7,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic, ddpg, sac, td3
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import off_policy
@@ -16,7 +17,7 @@ from tests.helpers.agents import network_of
 
 MODULES = {"sac": sac, "td3": td3, "ddpg": ddpg}
 RULES = {"sac": sac, "td3": td3, "ddpg": td3}  # the module with the algorithm's functions
-LITTLE = dict(rollout_length=4, buffer_size=64, batch_size=8, replay_ratio=0.25, learning_starts=0, hidden_sizes=(8,))
+LITTLE = dict(rollout_length=4, size=64, batch_size=8, replay_ratio=0.25, learning_starts=0, hidden_sizes=(8,))
 
 
 def make(
@@ -25,12 +26,12 @@ def make(
     """Return an agent for an EnvSpec without an environment."""
     spec = EnvSpec("test", ShapeDtypeStruct((num_obs,), jnp.float32), action or Box((num_actions,)), num_envs)
     module, parallelism = MODULES[algo], Parallelism(num_shards=num_shards)
-    return module.make(module.Config(**LITTLE | config), spec, num_updates, parallelism, transform)
+    return module.make(configure(module.Config, **LITTLE | config), spec, num_updates, parallelism, transform)
 
 
 def agent_of(algo, env, num_updates, **config):
     module = MODULES[algo]
-    return module.make(module.Config(**LITTLE | config), env.spec, num_updates, env.parallelism)
+    return module.make(configure(module.Config, **LITTLE | config), env.spec, num_updates, env.parallelism)
 
 
 def context_of(agent):
@@ -82,7 +83,7 @@ def td_target(algo, context, learner, batch, *noise):
     """The target [B] of means, or its atoms [B, K]."""
     action, target_of = RULES[algo].td_target(context, learner, batch, *noise)
     target = target_of(context.critic.apply(learner.target_params.critic, (batch.next_obs, action)))
-    return target.mean if context.value_head.kind == "none" else target
+    return target.mean if context.value_head.kind == "mean" else target
 
 
 def agent_with(algo, context):

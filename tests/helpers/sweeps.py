@@ -5,8 +5,8 @@ import signal
 
 from jaxrl_fast.training import trainer
 
-TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden-sizes 4 "
-TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved-threshold 2 --log-level quiet "
+TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --rollout-length 16 --hidden-sizes 4 "
+TINY += "--num-epochs 1 --num-minibatches 1 --solved-threshold 2 --log-level quiet "
 TINY += "--env-option max_steps_in_episode=3"  # so 512 steps give 128 episodes
 
 

@@ -1,6 +1,6 @@
 """Record which tests run which lines: a plugin of pytest, and its records.
 
-    python -m tests.mutation.lines [PYTEST ARGUMENT...]     # the fast tests, about twenty minutes on two cores
+    python -m tests.mutation.lines [PYTEST ARGUMENT...]     # the fast tests, about ten minutes on two cores
 
 New records of a test replace its old ones. A line that runs while a module is imported belongs to no test.
 """
@@ -20,7 +20,6 @@ import pytest
 from tests.mutation.patches import ROOT
 
 RECORD = ROOT / "build" / "mutation" / "lines.json"
-FAST = ("-m", "not slow", "tests")
 
 
 class Record(NamedTuple):
@@ -59,7 +58,7 @@ def main(arguments: list[str]) -> int:
         run = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q", "-n", "0"]
         env = os.environ | {"MUTATION_LINES": str(data)}
         status = subprocess.run(
-            [*run, "-p", "tests.mutation.lines", *(arguments or FAST)], cwd=ROOT, env=env
+            [*run, "-p", "tests.mutation.lines", *(arguments or ["tests"])], cwd=ROOT, env=env
         ).returncode
         if not data.is_file():
             return status

@@ -27,7 +27,7 @@ from tests.mutation import patches
 from tests.mutation.patches import ROOT, Patch
 
 PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # parts of the tree that the named tests need
-PYTEST = (sys.executable, "-m", "pytest", "-q", "--nightly", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--slow", "--nightly", "-p", "no:cacheprovider")
 LIMIT_S, CONTROL_LIMIT_S = 180, 900
 CRASHES = {-signal.SIGABRT: "aborted", -signal.SIGSEGV: "segmentation fault"}
 FAILED = re.compile(r"^FAILED (?:tests/)?(.+?)(?: - ([\w.]+).*)?$", re.MULTILINE)

@@ -79,17 +79,7 @@ NUM_FIRST = 8  # tests of a mutant that are run before the others are collected
 FAR = 4  # a test of another file is ordered like one of the nearest files that takes this many times as long
 EQUIVALENT = Path(__file__).with_name("survivors.json")
 PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses of pytest, and of a child that failed before pytest
-PYTEST = (
-    "-x",
-    "-q",
-    "-m",
-    "not slow",
-    "-p",
-    "no:cacheprovider",
-    "--nightly",
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-)
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "--nightly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 WARM = ("flax.linen", "hypothesis", "optax", "pytest", "scipy.stats", "xdist", "yaml")
 
 

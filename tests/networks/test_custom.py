@@ -130,12 +130,12 @@ def test_custom_module_gets_observation_with_its_structure():
         ("collections:OrderedDict", {}, ["derived from flax.linen.Module", "collections:OrderedDict"]),
         (f"{HERE}:Squares", {"scal": 1}, ["has no option 'scal'", "did you mean scale?"]),
         (f"{HERE}:Squares", {"scale": "much"}, ["scale: must be float", "'much'"]),
-        (f"{HERE}:Required", {}, ["cannot be made", "width", "give it in network_options"]),
+        (f"{HERE}:Required", {}, ["cannot be made", "width", "give it in network.options"]),
         (f"{HERE}:NoBatch", {}, ["must return float features [2, F] for 2 observations, got float32[5]"]),
         (f"{HERE}:Integers", {}, ["must return float features", "int32[2, 1]"]),
         (f"{HERE}:WithState", {}, ["must have parameters only, got batch_stats"]),
         (f"{HERE}:WithDropout", {}, ["failed with InvalidRngError", "test_custom.py"]),
-        ("mlp", {"scale": 1}, ["network_options: has no effect on network mlp"]),
+        ("mlp", {"scale": 1}, ["network.options: network mlp has no such option, got scale; use a class"]),
     ],
 )
 def test_network_rejects_invalid_custom_module_in_one_line(name, arguments, words):
@@ -152,23 +152,21 @@ def test_options_are_converted_to_type_of_their_defaults():
 
 @pytest.mark.parametrize("network", [Squares(scale=2.0, widths=(1, 2)), Squares])
 def test_config_stores_module_as_name_and_options(network):
-    agent = load.from_keywords(algo="ppo", env="CartPole-v1", agent={"network": network}).agent
-    assert agent.network == f"{HERE}:Squares"
-    assert agent.network_options == ({} if network is Squares else {"scale": 2.0, "widths": [1, 2]})
+    agent = load.from_keywords(algo="ppo", env="CartPole-v1", network=network).agent
+    assert agent.network.kind == f"{HERE}:Squares"
+    assert agent.network.options == ({} if network is Squares else {"scale": 2.0, "widths": [1, 2]})
 
 
 def test_config_rejects_module_option_that_cannot_be_saved():
     with pytest.raises(ValueError, match="scale must be numbers, words and lists of them, got type object"):
-        load.from_keywords(algo="ppo", env="CartPole-v1", agent={"network": Squares(scale=object())})
+        load.from_keywords(algo="ppo", env="CartPole-v1", network=Squares(scale=object()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
 def test_algorithms_train_resume_and_load_with_custom_network(tmp_path, algo):
-    agent = {"network": Required(width=8)}
-    run = jaxrl_fast.fit(
-        algo=algo, env="CartPole-v1", total_steps=1024, agent=agent, run_dir=tmp_path / "run", tensorboard=False
-    )
+    options = dict(total_steps=1024, network=Required(width=8), tensorboard=False)
+    run = jaxrl_fast.fit(algo=algo, env="CartPole-v1", run_dir=tmp_path / "run", **options)
     trained = jaxrl_fast.load(run)
     assert trained.policy(np.zeros((3, 4), np.float32)).shape == (3,)
     resumed = jaxrl_fast.fit(resume=tmp_path / "run", total_steps=2048)

@@ -9,6 +9,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import kernels, networks
 from jaxrl_fast.networks import memory
+from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
 
@@ -112,6 +113,7 @@ def test_lru_matches_complex_recurrence():
     np.testing.assert_allclose(outputs, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lru_init_is_stable_with_unit_gain():
     layer, carry = memory.make("lru", 512)
     params = layer.init(jax.random.key(0), carry, jnp.zeros(8))["params"]
@@ -120,6 +122,7 @@ def test_lru_init_is_stable_with_unit_gain():
     np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2 + radius**2, 1, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_lru_eigenvalues_begin_uniform_in_their_ring():
     """Of 4096, |lambda|^2 is uniform between 0.9^2 and 0.999^2, and phases are uniform up to pi / 10."""
     layer, carry = memory.make("lru", 4096)
@@ -130,6 +133,7 @@ def test_lru_eigenvalues_begin_uniform_in_their_ring():
         np.testing.assert_allclose(quantiles, np.linspace(low, high, 5), atol=0.03 * (high - low))
 
 
+@pytest.mark.slow
 def test_lru_parallel_scan_matches_sequential_scan():
     layer, params, start = make_memory("lru")
     x, reset = sequences()
@@ -140,7 +144,7 @@ def test_lru_parallel_scan_matches_sequential_scan():
     assert not np.array_equal(in_parallel[1], in_turn[1]), "the order of operations must differ"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gru", slow("lstm"), slow("lru")])
 def test_networks_with_memory_depend_on_carry(kind):
     options = dict(memory=kind, memory_size=SIZE, hidden=(6,))
     obs = jax.random.normal(jax.random.key(0), (B, L, 3))
@@ -181,7 +185,7 @@ TORSOS = {
 }
 
 
-@pytest.mark.parametrize("torso", TORSOS)
+@pytest.mark.parametrize("torso", [torso if torso in ("mlp", "minatar") else slow(torso) for torso in TORSOS])
 @pytest.mark.parametrize("hidden", [(6,), (6, 6)])
 def test_dueling_after_memory_unrolls_as_single_steps(torso, hidden):
     """The width of the memory, 4, differs from that of the layers, and one layer leaves the trunk without any."""

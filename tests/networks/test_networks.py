@@ -94,7 +94,7 @@ def test_describe_names_kind_and_type_of_observation(obs, observations, describe
     assert networks_torso.describe(obs, "auto", observations) == described
 
 
-@pytest.mark.parametrize("kind", ["nature", "impala", "mlp"])
+@pytest.mark.parametrize("kind", ["nature", slow("impala"), "mlp"])
 def test_channels_first_image_has_output_of_channels_last_image(kind):
     """The oracle is the network for channels last, with the same parameters and the transposed image."""
     first, last = spec(3, 40, 36, dtype=jnp.uint8), spec(40, 36, 3, dtype=jnp.uint8)
@@ -148,13 +148,16 @@ def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):
 
 
 def test_network_rejects_image_reading_of_vector():
-    with pytest.raises(ValueError, match=r"^observations: image requires \[H, W\] or \[H, W, C\], got float32\[4\]"):
+    with pytest.raises(
+        ValueError, match=r"^network.observations: image requires \[H, W\] or \[H, W, C\], got float32\[4\]"
+    ):
         networks.network(VECTOR, 2, observations="image")
 
 
 def test_network_rejects_convolutions_for_vector_observations():
     with pytest.raises(
-        ValueError, match=r"^observations: network nature requires an image or a board, got vector; use network mlp$"
+        ValueError,
+        match=r"^network.observations: network nature requires an image or a board, got vector; use network mlp$",
     ):
         networks.network(IMAGE, 2, kind="nature", observations="vector")
 
@@ -262,7 +265,7 @@ def test_simba_matches_plain_residual_blocks(dueling):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(hidden=(8, 4)), "^hidden_sizes: simba's blocks must have one width, got 8, 4; repeat 8$"),
+        (dict(hidden=(8, 4)), "^network.hidden_sizes: simba's blocks must have one width, got 8, 4; repeat 8$"),
         (dict(noisy=True), "^noisy: network simba has layers of its own, got true; use network mlp$"),
     ],
 )
@@ -401,8 +404,8 @@ def test_convolution_implementation_does_not_change_loss_or_gradient(obs, kind, 
             np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
 
 
-@pytest.mark.parametrize("num_rows", [5, 64, 128, 384])
-@pytest.mark.parametrize("widths", [(7, 3), (9, 20), (40, 50), (64, 64), (7, 40)])
+@pytest.mark.parametrize("num_rows", [5, slow(64), slow(128), 384])
+@pytest.mark.parametrize("widths", [slow((7, 3)), (9, 20), slow((40, 50)), (64, 64), slow((7, 40))])
 def test_dot_on_cpu_has_gradient_of_matmul(widths, num_rows):
     x, kernel = (
         jax.random.normal(jax.random.key(0), (2, num_rows, widths[0])),
@@ -491,7 +494,7 @@ def test_uint8_images_are_divided_by_255_and_other_inputs_are_not(obs, dtype, sc
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["impala", "minatar", "mlp"])
+@pytest.mark.parametrize("kind", [slow("impala"), "minatar", "mlp"])
 def test_uint8_255_equals_float_1_for_every_kind(kind):
     """The image is too small for the nature network, or is part of a dict."""
     within = (lambda x: {"part": x}) if kind == "mlp" else lambda x: x
@@ -502,7 +505,7 @@ def test_uint8_255_equals_float_1_for_every_kind(kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["nature", "impala", "minatar", "mlp"])
+@pytest.mark.parametrize("kind", ["nature", slow("impala"), "minatar", "mlp"])
 def test_float_input_of_image_network_is_not_divided_by_255(kind):
     """PPO passes standardized float32 observations to networks for uint8 images."""
     bytes_, floats = (

@@ -16,9 +16,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_fast import agents
-from jaxrl_fast.agents import configs
 from jaxrl_fast.config import load
 from jaxrl_fast.kernels import build
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import collectives, program
 from jaxrl_fast.parallel.placement import SHARDS, Placement, max_grad_workers, share_cores
 from jaxrl_fast.training import build as training_build
@@ -210,7 +211,7 @@ import os; os._exit(0)
 @pytest.mark.slow
 def test_without_compiler_there_is_one_grad_worker(monkeypatch, tmp_path):
     """Also if the compiler fails or its library cannot be loaded. Shards are still possible, with the sums of XLA."""
-    line = ["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--agent.num-minibatches"]
+    line = ["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--num-minibatches"]
     divided = lambda minibatches: training_build.build(
         load.from_command_line([*line, minibatches]), agents.load("ppo"), num_updates=10
     )[3]
@@ -241,12 +242,12 @@ def test_without_compiler_there_is_one_grad_worker(monkeypatch, tmp_path):
 
 LINES = (  # few rows in a gradient step
     "ppo --env CartPole-v1 --num-envs 4",
-    "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
+    "ppo --env Pendulum-v1 --num-envs 1 --num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
     "dqn --env gymnasium/CartPole-v1 --num-envs 2",  # stepped by one of them
     "dqn --env CartPole-v1 --num-envs 1",
     "sac --env Pendulum-v1 --num-envs 1",
-    "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden-sizes 120 84",
+    "dqn --env CartPole-v1 --num-envs 3 --replay prioritized --dueling --hidden-sizes 120 84",
 )
 
 
@@ -267,13 +268,13 @@ def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
     if env.on_device:
         assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "each seed has its own core"
     else:  # an environment that fails must release the others
-        for option in ("--async-pools 2", "--exact-resume", "--host-bridge callback"):
+        for option in ("--async-pools 2", "--exact-resume", "--host.bridge callback"):
             assert divided(*option.split())[1] == Placement(), option
         with monkeypatch.context() as patched:
             patched.setenv(build.VARIABLE, "allreduce")
             assert divided()[1] == Placement(), "it is called by JAX"
     assert divided(before={"num_shards": 1, "num_grad_workers": 1})[1] == Placement()
-    assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "its gradient is too large to sum"
+    assert divided("--hidden-sizes", "512", "512")[1] == Placement(), "its gradient is too large to sum"
     for name in ("MAX_REPEATED", "MAX_LEARNED"):
         with monkeypatch.context() as patched:
             patched.setattr(training_build, name, 1000)
@@ -292,12 +293,12 @@ def test_algorithm_without_replay_has_no_grad_workers_for_host_environments(monk
 
 VARIANTS = {
     "ppo": ("ppo", {}),
-    "ppo_all": ("ppo", dict(normalize_observations=True, normalize_rewards=True, target_kl=0.01)),
-    "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal_lr=False)),  # which ends updates early
-    "dqn": ("dqn", dict(batch_size=8, buffer_size=256, learning_starts=32)),
+    "ppo_all": ("ppo", dict(normalize_observations=True, rewards="normalized", target_kl=0.01)),
+    "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, schedule="constant")),  # which ends updates early
+    "dqn": ("dqn", dict(batch_size=8, size=256, learning_starts=32)),
     "dqn_all": (
         "dqn",
-        dict(batch_size=8, buffer_size=256, learning_starts=32, prioritized=True, noisy=True, dueling=True, n_step=3),
+        dict(batch_size=8, size=256, learning_starts=32, replay="prioritized", noisy=True, dueling=True, n_step=3),
     ),
     "pqn": ("pqn", {}),
 }
@@ -311,7 +312,7 @@ def trained(variant, placement, num_envs=4):
     env = probes.best_action_of_observation(num_envs // placement.num_shards)
     axis_name = placement.axis_name if placement.num_shards > 1 else None
     env = env._replace(parallelism=Parallelism(axis_name, placement.num_shards, placement.num_grad_workers))
-    agent_config = configs.CONFIGS[algo](rollout_length=16, hidden_sizes=(8,), **rollout, **options)
+    agent_config = configure(ALGORITHMS[algo], rollout_length=16, hidden_sizes=(8,), **rollout, **options)
     agent = agents.load(algo).make(agent_config, env.spec, NUM_UPDATES, env.parallelism)
     built = program.build(env, agent, NUM_UPDATES, placement)
     state, metrics = built.chunk(built.init(np.int32(3)), np.int32(NUM_UPDATES))

@@ -10,6 +10,7 @@ import pytest
 from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.training import evaluator, plan
@@ -24,7 +25,9 @@ def build(num_seeds, num_shards, num_envs=16, sequential_seeds=False):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism(SHARDS, num_shards))
-    config = ppo.Config(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)
+    config = configure(
+        ppo.Config, rollout_length=8, hidden_sizes=(8,), normalize_observations=True, rewards="normalized"
+    )
     agent = ppo.make(config, env.spec, NUM_UPDATES, env.parallelism)
     return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, sequential_seeds))
 
@@ -61,7 +64,7 @@ def test_seeds_of_batch_equal_single_runs(num_shards, num_seeds, sequential_seed
 def test_default_prng_impl_does_not_change_initial_state(implementation):
     """With rbg keys, vmap would reset all environments equally, and batched seeds would differ from single runs."""
     env = envs.make("CartPole-v1", 16)
-    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
+    agent = ppo.make(configure(ppo.Config, rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
 
     def begin():
         return jax.jit(jax.vmap(partial(program.begin, env, lambda _: agent), (0, None)))(np.arange(3), {})
@@ -77,13 +80,14 @@ def test_default_prng_impl_does_not_change_initial_state(implementation):
     assert len(np.unique(obs.reshape(-1, 4), axis=0)) == 3 * 16
 
 
-@pytest.mark.parametrize(("num_seeds", "num_shards"), [slow(1, 2), (3, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_seeds", "num_shards"), [(1, 2), (3, 1)])
 def test_empty_arrays_in_env_state_do_not_change_training(num_seeds, num_shards):
     """The state of a custom environment has an array without elements, which stays in the train state."""
     env = probes.best_action_of_observation(4)
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism(SHARDS, num_shards))
-    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES, env.parallelism)
+    agent = ppo.make(configure(ppo.Config, rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES, env.parallelism)
 
     def reset(key):
         state, timestep = env.reset(key)
@@ -109,8 +113,8 @@ def test_empty_arrays_in_env_state_do_not_change_training(num_seeds, num_shards)
         ("ppo --env CartPole-v1 --num-envs 8", False),  # 256 rows in a gradient step
         ("ppo --env CartPole-v1 --num-envs 16", True),
         ("ppo --env Breakout-MinAtar --num-envs 2", True),  # 64 boards
-        ("pqn --env Breakout-MinAtar --num-envs 8 --agent.rollout-length 32 --agent.num-minibatches 8", False),
-        ("dqn --env CartPole-v1 --num-envs 64 --agent.batch-size 1024", False),  # never, because of its replay buffer
+        ("pqn --env Breakout-MinAtar --num-envs 8 --rollout-length 32 --num-minibatches 8", False),
+        ("dqn --env CartPole-v1 --num-envs 64 --batch-size 1024", False),  # never, because of its replay buffer
     ],
 )
 def test_seeds_run_sequentially_when_gradient_steps_are_large(line, sequential_seeds):

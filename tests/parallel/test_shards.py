@@ -108,9 +108,7 @@ def test_joined_shards_keep_overlap_option(overlap):
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("pqn", 2, True)])
 def test_resumed_run_on_two_devices_equals_uninterrupted_run_bitwise(algo, async_pools, overlap, tmp_path, monkeypatch):
-    options = dict(
-        algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap, devices=2
-    )
+    options = dict(algo=algo, **AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap, devices=2)
     options |= SHORT
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     assert whole.summary["num_shards"] == 2
@@ -125,7 +123,7 @@ def test_resumed_run_on_two_devices_equals_uninterrupted_run_bitwise(algo, async
 @pytest.mark.slow
 def test_run_of_two_devices_resumes_on_one_device(tmp_path, monkeypatch):
     """Both shards run on the single device."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], devices=2)
+    options = SHORT | dict(algo="ppo", **AGENTS["ppo"], devices=2)
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     monkeypatch.setattr(jax, "local_device_count", lambda *_: 1)
     on = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="quiet").summary
@@ -139,16 +137,16 @@ def divided(*line):
 
 def test_image_envs_are_sharded_at_smaller_batches_than_vector_envs():
     """A gradient step of eight images per device is large enough for shards, one of eight vectors is not."""
-    small = ("--num-envs", "4", "--agent.rollout-length", "32", "--agent.num-minibatches", "4")
+    small = ("--num-envs", "4", "--rollout-length", "32", "--num-minibatches", "4")
     assert divided("--env", "envpool/Pong-v5", *small)[2].num_shards == 4
     assert divided("--env", "envpool/CartPole-v1", *small)[2].num_shards == 1
 
 
 def test_async_pools_reduce_default_shards_and_reject_indivisible_devices():
-    """By default there are fewer shards. An explicit --devices is rejected with both numbers in the message."""
-    line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--async-pools", "2")
+    """By default there are fewer shards. An explicit `devices` is rejected with both numbers in the message."""
+    line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--rollout-length", "32", "--async-pools", "2")
     assert divided(*line)[2].num_shards == 2
-    with pytest.raises(ValueError, match=r"--async-pools: 4 environments .* on each of 4 devices, got 2"):
+    with pytest.raises(ValueError, match=r"async_pools: 4 environments .* on each of 4 devices, got 2"):
         divided(*line, "--devices", "4")
 
 

@@ -11,19 +11,21 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs, loop, players, rollout
 from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
 from jaxrl_fast.training import env_check, evaluator
 from jaxrl_fast.types import Agent, AgentPlayers, Decision, Discrete, PolicyInput
-from tests.helpers import runs
+from tests.helpers import runs, slow
 from tests.helpers.trees import same_bits
 
 N = 4
 SMALL = {
-    "ppo": (ppo, ppo.Config(rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))),
-    "dqn": (dqn, dqn.Config(rollout_length=8, buffer_size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
-                            target_update_interval=64, hidden_sizes=(8,))),
+    "ppo": (ppo, configure(ppo.Config, rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))),
+    "dqn": (dqn, configure(dqn.Config, rollout_length=8, size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
+                           interval=64, hidden_sizes=(8,))),
 }  # fmt: skip
 
 
@@ -53,9 +55,13 @@ class Three(Decoupled):
     players = ("a", "b", "c")
 
 
+def mode_of(kind):
+    return configure(Options, players={"kind": kind} | ({"pool": 5} if kind == "self-play" else {})).players
+
+
 def make(algo, mode, env, num_updates=10):
     module, config = SMALL[algo]
-    return players.learning(module, mode, pool_size=5).make(config, env.spec, num_updates)
+    return players.learning(module, mode_of(mode)).make(config, env.spec, num_updates)
 
 
 def first_rollout(env, agent):
@@ -68,6 +74,7 @@ def numpy_rows(tree, axis, player):
     return jax.tree.map(lambda x: np.take(np.asarray(x), own, axis), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", SMALL)
 def test_independent_players_equal_single_agents(algo):
     env = envs.make(Decoupled, N)
@@ -100,9 +107,9 @@ def test_independent_players_equal_single_agents(algo):
 @pytest.mark.slow
 def test_players_with_grad_workers_learn_what_one_core_learns(algo, mode, tmp_path):
     """Results are equal up to rounding."""
-    agents = {"dqn": dict(learning_starts=128, buffer_size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}
+    agents = {"dqn": dict(learning_starts=128, size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}
     options = dict(algo=algo, env="games/Paddles", players=mode, num_envs=16, total_steps=4096, log_every=2048)
-    options |= dict(agent=agents[algo] | dict(hidden_sizes=(8,)), tensorboard=False, log_level="quiet", eval_episodes=1)
+    options |= agents[algo] | dict(hidden_sizes=(8,), tensorboard=False, log_level="quiet", eval_episodes=1)
     made = [jaxrl_fast.fit(**options, devices=n, run_dir=str(tmp_path / f"{n}")) for n in ("auto", 1)]
     assert [run.summary["num_grad_workers"] for run in made] == [2, 1]
     loss = "td_loss" if algo == "dqn" else "value_loss"
@@ -121,6 +128,7 @@ def test_independent_players_have_different_noise_and_parameters():
     assert kernels and not any(np.allclose(x[0], x[1]) for x in kernels)
 
 
+@pytest.mark.slow
 def test_shared_policy_observes_one_hot_player_number():
     env = envs.make(Three, 2)
     agent = make("ppo", "shared", env)
@@ -138,6 +146,7 @@ def test_shared_policy_observes_one_hot_player_number():
         )
 
 
+@pytest.mark.slow
 def test_check_counts_steps_of_episodes_not_of_players():
     found = env_check.check(Decoupled, env_check.Options(algo="none", steps=30))
     texts = {finding.text.split()[0]: finding.text for finding in found}
@@ -166,6 +175,7 @@ class TestSelfPlay:
         assert self_play.opponent_rows(8).tolist() == [4, 1, 6, 3]
         assert self_play.is_learner(8).tolist() == [True, False, True, False, False, True, False, True]
 
+    @pytest.mark.slow
     def test_opponent_acts_with_selected_snapshot(self):
         agent, inner = make("ppo", "self-play", self.env), make("ppo", "shared", self.env)
         state = agent.init(jax.random.key(0))
@@ -206,8 +216,8 @@ class TestSelfPlay:
 
     def test_resumed_self_play_run_equals_uninterrupted_run(self, tmp_path, monkeypatch):
         small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
-        options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320, agent=small)
-        options |= dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
+        options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320)
+        options |= small | dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
         options |= dict(tensorboard=False, log_level="quiet")
         whole = jaxrl_fast.fit(**options, run_dir=tmp_path / "whole")
         runs.stop_after(monkeypatch, 96)
@@ -240,8 +250,8 @@ def test_scores_are_reported_per_episode_and_per_player():
 @pytest.mark.parametrize(
     ("mode", "env", "problem"),
     [
-        ("shared", "CartPole-v1", "--players: gymnax/CartPole-v1 has no players, got shared; leave it out"),
-        ("self-play", Three, "--players: self-play requires 2 players, got the 3 of .*Three"),
+        ("shared", "CartPole-v1", "^players: gymnax/CartPole-v1 has no players, got shared; leave it out"),
+        ("self-play", Three, "^players: self-play requires 2 players, got the 3 of .*Three"),
     ],
 )
 def test_players_option_rejects_mode_that_environment_does_not_support(mode, env, problem):
@@ -290,8 +300,8 @@ def test_versus_uses_each_agent_for_its_player():
 
 def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
     small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
-    options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, agent=small, eval_episodes=2, eval_envs=2)
-    options |= dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
+    options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, eval_episodes=2, eval_envs=2)
+    options |= small | dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
     one, _ = (jaxrl_fast.fit(**options, players=mode, run_dir=tmp_path / mode) for mode in ("independent", "shared"))
     found = one.evaluate(against=str(tmp_path / "shared"), episodes=4)
     assert {*found["sides"]} == {"left", "right"} and found["sides"]["left"]["eval_episodes"] == 4
@@ -381,6 +391,7 @@ class TestPlayersWithSeparateEnds:
             assert float(scores[f"return_sum/{player}"]) == value
         assert float(scores["return_sum"]) == pytest.approx(returns.mean())
 
+    @pytest.mark.slow
     def test_replay_marks_steps_of_waiting_players_as_invalid(self):
         env = envs.make(Lives, N)
         agent = make("dqn", "independent", env)
@@ -402,7 +413,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(after.discount.reshape(3, N)[:2], (lifetime > 2)[:2])
         assert (after.discount.reshape(3, N)[2] == 1).all()
 
-    @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), ("dqn", "independent")])
+    @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), slow("dqn", "independent")])
     def test_learner_stays_finite_when_waiting_players_observe_nan(self, algo, mode):
         class Gone(Lives):
             def observe(self, lifetime, time):
@@ -432,6 +443,7 @@ class TestPlayersWithSeparateEnds:
             rewarded = np.clip(lifetime[2] - taken + 2, 0, 2)
             np.testing.assert_array_equal(after.reward.reshape(3, N)[2], 3.0 * rewarded)
 
+    @pytest.mark.slow
     def test_evaluation_ends_when_one_player_waits_for_another_that_never_ends(self, monkeypatch):
         """The return of the one who waits counts, and so does that of the other at the most steps, 8."""
 
@@ -460,6 +472,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(now.episodes.length[:, 0], [2, 2, 8, 8])
         np.testing.assert_array_equal(now.episodes.finished, 1)
 
+    @pytest.mark.slow
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
         ends = next(text for text in found if text.startswith("episodes"))

@@ -55,10 +55,10 @@ def test_compare_averages_seeds_of_several_runs(tmp_path):
 
 def test_curve_names_show_differing_options(tmp_path):
     for num_envs in (256, 8, 64):
-        write(tmp_path / str(num_envs), records(0, [1.0, 2.0]), num_envs=num_envs, agent={"hidden_sizes": [8]})
+        write(tmp_path / str(num_envs), records(0, [1.0, 2.0]), num_envs=num_envs, hidden_sizes=[8])
     assert list(draw([tmp_path])[1]) == ["num envs 8", "num envs 64", "num envs 256"]  # by size
     write(tmp_path / "dqn", records(0, [1.0]), num_envs=8, algo="dqn")
-    write(tmp_path / "two", records(0, [1.0]), num_envs=8, agent={"hidden_sizes": [8], "gamma": 0.5})
+    write(tmp_path / "two", records(0, [1.0]), num_envs=8, hidden_sizes=[8], gamma=0.5)
     names = list(draw([tmp_path / "8", tmp_path / "two"])[1])
     assert names == ["gamma 0.5", "gamma 0.99"]
     assert list(draw([tmp_path / "8", tmp_path / "dqn"])[1]) == ["dqn", "ppo"]
@@ -91,7 +91,7 @@ def test_curve_names_have_at_most_three_options_unless_ambiguous(tmp_path):
     """Show three options, and a fourth for runs that differ in nothing else."""
     for i, (num_envs, clip) in enumerate([(8, 0.1), (8, 0.2), (64, 0.1)]):
         agent = {"gamma": num_envs / 100, "clip_coef": clip}
-        write(tmp_path / str(i), records(0, [1.0 + i]), num_envs=num_envs, total_steps=1000 * num_envs, agent=agent)
+        write(tmp_path / str(i), records(0, [1.0 + i]), num_envs=num_envs, total_steps=1000 * num_envs, **agent)
     common = "num envs 8, total steps 8000, gamma 0.08"
     drawn = draw([tmp_path])[1]
     names = [f"{common}, clip coef 0.1", f"{common}, clip coef 0.2", "num envs 64, total steps 64000, gamma 0.64"]
@@ -108,7 +108,7 @@ def test_equal_curve_names_get_folders(tmp_path):
 
 def test_members_of_one_program_are_separate_curves(tmp_path):
     lines = [
-        r for rate in (0.1, 0.2) for seed in (0, 1) for r in records(seed, [rate], **{"agent.learning_rate": rate})
+        r for rate in (0.1, 0.2) for seed in (0, 1) for r in records(seed, [rate], **{"option.learning_rate": rate})
     ]
     write(tmp_path / "a", lines, num_seeds=2)
     drawn = draw([tmp_path / "a"])[1]
@@ -118,15 +118,26 @@ def test_members_of_one_program_are_separate_curves(tmp_path):
 
 def test_group_by_selects_curves(tmp_path):
     for seed, (num_envs, gamma) in enumerate([(8, 0.9), (8, 0.99), (64, 0.9)]):
-        write(tmp_path / str(seed), records(seed, [1.0 + seed]), num_envs=num_envs, agent={"gamma": gamma}, seed=seed)
+        write(tmp_path / str(seed), records(seed, [1.0 + seed]), num_envs=num_envs, gamma=gamma, seed=seed)
     assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 trainings)", "num envs 64"]
-    assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 trainings)", "gamma 0.99"]
+    assert list(draw([tmp_path], group_by="gamma")[1]) == ["gamma 0.9 (2 trainings)", "gamma 0.99"]
+
+
+def test_group_by_accepts_last_word_of_path(tmp_path):
+    for seed, size in enumerate([64, 64, 128]):
+        write(tmp_path / str(seed), records(seed, [1.0 + seed]), seed=seed, memory={"kind": "gru", "size": size})
+    names = ["memory size 64 (2 seeds)", "memory size 128"]
+    assert list(draw([tmp_path], group_by="size")[1]) == list(draw([tmp_path], group_by="memory.size")[1]) == names
+    write(tmp_path / "dqn", records(3, [1.0]), seed=3, algo="dqn")
+    says = "group_by: must name one option, got size for memory.size and replay.size; use a whole name"
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        compare.compare([tmp_path], group_by="size")
 
 
 def test_group_by_never_averages_different_envs(tmp_path):
     for name in ("CartPole-v1", "Acrobot-v1"):
-        write(tmp_path / name, records(0, [1.0]), env=name, agent={"gamma": 0.9})
-    axes = compare.compare([tmp_path], group_by="agent.gamma").axes
+        write(tmp_path / name, records(0, [1.0]), env=name, gamma=0.9)
+    axes = compare.compare([tmp_path], group_by="gamma").axes
     titles = sorted(at.get_title(loc="left") for at in axes)
     assert titles == ["PPO on Acrobot-v1", "PPO on CartPole-v1"]
     assert all(len(at.get_lines()) == 1 for at in axes)
@@ -299,13 +310,16 @@ MISTAKES = [
     ("nowhere", ["nowhere: no run found in it or below"]),
     ("rums", ["did you mean runs?"]),
     ("empty", ["empty: no run found in it or below", "config.yaml"]),
-    ("runs --y retrun_mean", ["--y:", "got retrun_mean", "did you mean return_mean"]),
-    ("runs --y frobnication", ["--y:", "got frobnication", "available: ", "env_steps"]),
-    ("runs --x stepz", ["--x", "did you mean steps?"]),
-    ("runs --outt a.png", ["--outt", "did you mean --out?"]),
-    ("runs --out a.jpg", ["--out: must end with .png or .svg or .pdf, got 'a.jpg'; rename it\n"]),
-    ("runs --out nowhere/a.png", ["--out: must be in an existing folder, got 'nowhere/a.png'; create 'nowhere'\n"]),
-    ("runs --group-by num-env", ["--group-by:", "got num-env", "num_envs"]),
+    ("runs --y retrun_mean", ["error: y:", "got retrun_mean", "did you mean return_mean"]),
+    ("runs --y frobnication", ["error: y:", "got frobnication", "available: ", "env_steps"]),
+    ("runs --x stepz", ["error: x: ", "did you mean steps?"]),
+    ("runs --outt a.png", ["error: outt: ", "did you mean out?"]),
+    ("runs --out a.jpg", ["error: out: must end with .png or .svg or .pdf, got 'a.jpg'; rename it\n"]),
+    (
+        "runs --out nowhere/a.png",
+        ["error: out: must be in an existing folder, got 'nowhere/a.png'; create 'nowhere'\n"],
+    ),
+    ("runs --group-by num-env", ["error: group_by:", "got num-env", "num_envs"]),
     ("broken", ["broken/a", "metrics.jsonl cannot be read (line 1: "]),
     ("numbers", ["numbers/a", "metrics.jsonl cannot be read (line 1: "]),
 ]
@@ -355,7 +369,7 @@ def test_save_failure_keeps_existing_file(tmp_path):
 def test_plot_rejects_runs_without_finished_episode(tmp_path, capsys):
     folder = write(tmp_path / "a", records(0, [None, None], loss=1.0))
     assert plot.main([str(folder)]) == 2
-    said = "--y: no episode has finished yet in these runs, got return_mean; wait, or draw another metric"
+    said = "y: no episode has finished yet in these runs, got return_mean; wait, or draw another metric"
     assert capsys.readouterr().err == f"error: {said}\n"
     assert draw([folder], y="loss")
 

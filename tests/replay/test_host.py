@@ -254,13 +254,12 @@ RUN = {
     "eval_episodes": 1,
     "eval_envs": 1,
 }
-DQN = {"buffer_size": 192, "learning_starts": 64, "batch_size": 16, "hidden_sizes": (8,), "replay_ratio": 0.25}
+DQN = {"size": 192, "learning_starts": 64, "batch_size": 16, "hidden_sizes": (8,), "replay_ratio": 0.25}
 
 
 def train(folder, storage="device", compression="none", total_steps=768, **agent):
-    agent = DQN | agent | {"replay_storage": storage}
-    agent |= {} if storage == "device" else {"replay_compression": compression}
-    jaxrl_fast.fit(agent=agent, run_dir=folder, **RUN | {"total_steps": total_steps})
+    agent = DQN | agent | {"storage": storage, "compression": compression}
+    jaxrl_fast.fit(run_dir=folder, **agent, **RUN | {"total_steps": total_steps})
     return learner(folder)
 
 
@@ -269,6 +268,7 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
+@pytest.mark.slow
 def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_path):
     """The ring is filled four times, and a run resumes from its files.
 
@@ -282,6 +282,7 @@ def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_p
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
 
 
+@pytest.mark.slow
 def test_damaged_replay_costs_its_checkpoint(tmp_path, capsys):
     """An older intact checkpoint is loaded. Without one, the resume fails in one line, but the policy still loads."""
     folder = tmp_path / "disk"

@@ -11,6 +11,7 @@ import scipy.stats
 from hypothesis import given, settings
 
 from jaxrl_fast.agents import dqn
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import collectives, program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.replay import ring as replay_ring
@@ -101,6 +102,7 @@ def compare(told, rows, which):
     np.testing.assert_allclose(rows.reward, told.reward[at], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKED)
 @settings(max_examples=2)
 @given(seed=seeds)
@@ -119,7 +121,7 @@ def test_ring_of_single_frames_reads_same_stacks_as_ring_of_whole_stacks(name, s
         same(jax.tree.map(rows, once.rows), jax.tree.map(rows, whole.rows))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n in ("vector", "gray") else slow(n) for n in CASES])
 @settings(max_examples=3)
 @given(seed=seeds)
 def test_draw_finds_only_valid_readable_rows(name, seed):
@@ -399,24 +401,21 @@ def blank_screens(num_envs):
     return Env(lambda key: ((), timestep), lambda state, action: ((), timestep), spec)
 
 
-@pytest.mark.parametrize(
-    ("prioritized", "seeds_each"), [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), (False, 2)]
-)
+@pytest.mark.parametrize(("kind", "seeds_each"), [("uniform", 1), ("prioritized", 1), ("uniform", 2)])
 @pytest.mark.slow
-def test_dqn_chunk_keeps_one_copy_of_ring(prioritized, seeds_each):
+def test_dqn_chunk_keeps_one_copy_of_ring(kind, seeds_each):
     """DQN's chunk needs the state and less than 5% of the ring in addition. It is compiled, not run.
 
     The same holds for several seeds on a device, whose positions in the ring may differ as far as XLA knows.
     """
     env = blank_screens(4)
-    config = dqn.Config(
-        buffer_size=12_000,
+    config = configure(
+        dqn.Config,
         batch_size=8,
         rollout_length=4,
         network="mlp",
         hidden_sizes=(4,),
-        n_step=3,
-        prioritized=prioritized,
+        replay=dict(kind=kind, size=12_000, n_step=3),
     )
     agent = dqn.make(config, env.spec, 100)
     num_seeds = 1 if seeds_each == 1 else seeds_each * jax.local_device_count()

@@ -12,7 +12,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import loop
 from jaxrl_fast.agents import dqn
-from jaxrl_fast.agents.configs import common
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.replay import ReplayConfig, sequences, sum_tree
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
@@ -155,7 +155,7 @@ def test_sequence_error_is_mix_of_maximum_and_mean_error():
 def test_sequence_period_leaves_no_row_out(length):
     """Sequences begin at multiples of the period, and rows burn_in to length - 1 of each are learned from."""
     for burn_in in range(length):
-        config = dqn.Config(memory="gru", sequence_length=length, burn_in=burn_in)
+        config = configure(dqn.Config, memory="gru", sequence_length=length, burn_in=burn_in)
         for rollout_length in range(1, length - burn_in + 1):
             period = config.sequence_period(rollout_length)
             learned = {start + i for start in range(0, 60, period) for i in range(burn_in, length)}
@@ -166,7 +166,7 @@ def test_sequence_period_leaves_no_row_out(length):
 @pytest.mark.parametrize(("length", "burn_in", "rollout_length"), [(1, 0, 1), (6, 4, 2), (12, 8, 4), (10, 5, 5)])
 def test_dqn_samples_every_valid_row_after_burn_in(length, burn_in, rollout_length):
     """The newest rows wait for the end of their sequence and of its targets."""
-    config = dqn.Config(memory="gru", sequence_length=length, burn_in=burn_in)
+    config = configure(dqn.Config, memory="gru", sequence_length=length, burn_in=burn_in)
     buffer = dqn.make_replay(config, SPEC, Parallelism(), 40, rollout_length, jnp.zeros(2))
     rows, carry = history(0, 20)
     state, add = buffer.init(), jax.jit(buffer.add)
@@ -175,32 +175,33 @@ def test_dqn_samples_every_valid_row_after_burn_in(length, burn_in, rollout_leng
         state = add(state, part, jnp.asarray(carry[start]))
     found, _, _ = buffer.sample(state, jax.random.key(0), 2048, GAMMA)
     learned = {*np.asarray(found.obs[:, burn_in:length])[np.asarray(found.weight) > 0].tolist()}
-    newest = 40 - config.n_step - config.sequence_period(rollout_length)
+    newest = 40 - config.replay.n_step - config.sequence_period(rollout_length)
     assert learned >= {*rows.obs[burn_in:newest][rows.valid[burn_in:newest]].tolist()}
 
 
 def test_automatic_rollout_length_is_at_most_learned_part_of_sequence():
     """32 steps over 3 environments are 10 in each, more than the 4 of a sequence of 6 that follow its burn-in of 2."""
-    lengths = dict(sequence_length=6, burn_in=2), dict(sequence_length=1, burn_in=0), dict(sequence_length=40)
-    assert [agent_of(probes.remember(3), **options).rollout_length for options in lengths] == [4, 1, 10]
+    lengths = (6, 2), (1, 0), (40, 2)
+    memories = [dict(kind="gru", sequence_length=length, burn_in=burn_in) for length, burn_in in lengths]
+    assert [agent_of(probes.remember(3), memory=one).rollout_length for one in memories] == [4, 1, 10]
 
 
 def test_default_sequences_accept_any_number_of_environments():
     for num_envs in (1, 2, 3, 5, 8, 32, 64):
-        config = dqn.Config(memory="gru")
-        period = config.sequence_period(common.rollout_length(config, num_envs))
+        config = configure(dqn.Config, memory="gru")
+        period = config.sequence_period(config.length(num_envs))
         assert 20 <= period <= 32
 
 
 def agent_of(env, num_updates=10, **options):
     small = dict(
-        memory="gru", memory_size=4, hidden_sizes=(8,), sequence_length=6, burn_in=2, n_step=2, buffer_size=400,
-        batch_size=8, learning_starts=40, gamma=probes.GAMMA,
+        memory=dict(kind="gru", size=4, sequence_length=6, burn_in=2), replay=dict(n_step=2, size=400),
+        hidden_sizes=(8,), batch_size=8, learning_starts=40, gamma=probes.GAMMA,
     )  # fmt: skip
-    return dqn.make(dqn.Config(**small | options), env.spec, num_updates, Parallelism())
+    return dqn.make(configure(dqn.Config, **small | options), env.spec, num_updates, Parallelism())
 
 
-@pytest.mark.parametrize("options", [dict(double=True), dict(value_head="quantile", num_atoms=3, munchausen=True)])
+@pytest.mark.parametrize("options", [dict(double=True), dict(value="quantile", atoms=3, bonus="munchausen")])
 def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
     """The loop steps both networks from the stored carry, and resets the carry at episode starts."""
     env = probes.remember(3, length=3)
@@ -231,7 +232,7 @@ def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
             place, row = int(batch.following[b, k]), b * 4 + k
             step = jax.tree.map(lambda x, row=row: x[None, row], batch.steps)
             chooser = own[place] if context.config.double else target[place]
-            now = target[2 + k] if context.config.munchausen else None
+            now = target[2 + k] if context.config.bonus.kind == "munchausen" else None
             goal = dqn.target_of_outputs(context, step, target[place], chooser, now)
             loss, (error, _) = dqn.loss_of_outputs(context, own[2 + k], step, goal, jnp.ones(1))
             total += float(loss) * float(batch.weight[b, k]) / 4 / 4
@@ -242,11 +243,12 @@ def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
     assert batch.reset.any() and (np.asarray(batch.weight) == 0).any()
 
 
+@pytest.mark.slow
 def test_dqn_with_memory_solves_memory_probe():
     env = probes.remember(8, length=4)
-    options = dict(memory_size=16, hidden_sizes=(16,), batch_size=32, replay_ratio=0.25, prioritized=True,
-                   learning_rate=5e-3, epsilon_start=0.3, epsilon_end=0.3, target_update_interval=200, double=True,
-                   sequence_length=12, buffer_size=4000)  # fmt: skip
+    options = dict(memory=dict(kind="gru", size=16, sequence_length=12, burn_in=2), hidden_sizes=(16,), batch_size=32,
+                   replay=dict(kind="prioritized", size=4000, n_step=2), replay_ratio=0.25, learning_rate=5e-3,
+                   explore=dict(start=0.3, end=0.3), interval=200, double=True)  # fmt: skip
     agent = agent_of(env, 500, **options)
     state = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 500)[0].agent)(jax.random.key(0))
     play = jax.jit(partial(evaluator.evaluate_policy, env, agent, 4))
@@ -256,12 +258,12 @@ def test_dqn_with_memory_solves_memory_probe():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(burn_in=6), "burn_in: must be less than the 6 steps of a sequence, got 6; use 1"),
+        (dict(burn_in=6), "memory.burn_in: must be less than the 6 steps of a sequence, got 6; use 1"),
         (
             dict(rollout_length=5),
             "rollout_length: must be at most the 4 steps of a sequence after its burn_in, got 5; use 4$",
         ),
-        (dict(buffer_size=45), r"buffer_size: must be at least \d+ for sequences of 6 steps"),
+        ({"replay.size": 45}, r"replay.size: must be at least \d+ for sequences of 6 steps"),
     ],
 )
 def test_dqn_rejects_options_that_do_not_fit_sequences(options, message):

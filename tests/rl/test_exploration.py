@@ -9,10 +9,11 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.agents import dqn, pqn
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.explore import Epsilon
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.distributions import EpsilonGreedy
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, Parallelism, PolicyInput
-from jaxrl_fast.utils import option
 
 
 def spec_of(num_envs, action=None):
@@ -22,7 +23,7 @@ def spec_of(num_envs, action=None):
 
 def test_epsilon_schedule_equals_hand_calculation():
     # from 1 to .1 over 1000 environment steps: .55 half way, .1 at the end and beyond
-    epsilon = exploration.Epsilon(1.0, 0.1, 1000, 0.0)
+    epsilon = Epsilon(1.0, 0.1, 1000, 0.0)
     for step, expected in ((0, 1), (250, 0.775), (500, 0.55), (1000, 0.1), (1001, 0.1), (10**9, 0.1)):
         found = exploration.epsilons(epsilon, 3, jnp.int32(step))
         np.testing.assert_allclose(found, [expected] * 3, rtol=1e-6)
@@ -30,18 +31,18 @@ def test_epsilon_schedule_equals_hand_calculation():
 
 def test_apex_epsilons_equal_hand_calculation():
     # .4 ^ (1 + 7 i / 3): exponents 1, 10/3, 17/3, 8
-    found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), 4, jnp.int32(0))
+    found = exploration.epsilons(Epsilon(0.4, 0.4, 1, 7.0), 4, jnp.int32(0))
     np.testing.assert_allclose(found, [0.4, 0.0471556, 0.00555913, 0.00065536], rtol=1e-4)
 
 
 def test_apex_epsilon_of_single_environment_has_exponent_one():
-    found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), 1, jnp.int32(0))
+    found = exploration.epsilons(Epsilon(0.4, 0.4, 1, 7.0), 1, jnp.int32(0))
     np.testing.assert_allclose(found, [0.4], rtol=1e-6)
 
 
 def test_apex_epsilons_span_environments_of_all_shards():
     """Two shards of 3 environments have the epsilons of 6 environments."""
-    epsilon, split = exploration.Epsilon(0.5, 0.1, 100, 7.0), Parallelism("devices", 2)
+    epsilon, split = Epsilon(0.5, 0.1, 100, 7.0), Parallelism("devices", 2)
     of_shard = lambda _: exploration.epsilons(epsilon, 3, jnp.int32(50), split)
     found = jax.vmap(of_shard, axis_name="devices")(jnp.arange(2))
     np.testing.assert_allclose(found.reshape(-1), exploration.epsilons(epsilon, 6, jnp.int32(50)), rtol=1e-6)
@@ -51,7 +52,7 @@ def test_apex_epsilons_span_environments_of_all_shards():
 
 def test_each_pool_has_full_range_of_apex_epsilons():
     """The mean over all environments is therefore the mean of one pool."""
-    epsilon = exploration.Epsilon(0.4, 0.4, 1, 7.0)
+    epsilon = Epsilon(0.4, 0.4, 1, 7.0)
     found = exploration.epsilons(epsilon, 12, jnp.int32(0), Parallelism(num_pools=3))
     np.testing.assert_array_equal(found, exploration.epsilons(epsilon, 4, jnp.int32(0)))
     mean = exploration.mean(epsilon, 12, jnp.int32(0), Parallelism(num_pools=3))
@@ -71,15 +72,15 @@ def test_env_steps_saturate_before_int32_overflow(num_envs, rollout_length):
         assert count(num_updates) == most * per_update
     last = jnp.int32(count(2**31 - 1)) + jnp.int32(rollout_length - 1) * num_envs
     assert 0 < int(last) == most * per_update + (rollout_length - 1) * num_envs
-    epsilon = exploration.Epsilon(1.0, 0.1, 10**6, 0.0)
+    epsilon = Epsilon(1.0, 0.1, 10**6, 0.0)
     np.testing.assert_allclose(exploration.epsilons(epsilon, 1, last), 0.1, rtol=1e-6)
 
 
 AGENTS = {
     "dqn": lambda spec, **config: dqn.make(
-        dqn.Config(**config, noisy=True, buffer_size=1000, learning_starts=0), spec, 100
+        configure(dqn.Config, **config, noisy=True, size=1000, learning_starts=0), spec, 100
     ),
-    "pqn": lambda spec, **config: pqn.make(pqn.Config(**config, num_minibatches=1), spec, 100),
+    "pqn": lambda spec, **config: pqn.make(configure(pqn.Config, **config, num_minibatches=1), spec, 100),
 }
 
 
@@ -88,8 +89,8 @@ AGENTS = {
 def test_agents_decay_epsilon_by_environment_steps(name, num_envs, rollout_length):
     """At each update and step, a number just below the expected epsilon explores and one just above does not."""
     agent = AGENTS[name](
-        spec_of(num_envs), rollout_length=rollout_length, hidden_sizes=(4,), epsilon_start=1.0, epsilon_end=0.1,
-        epsilon_steps=600,
+        spec_of(num_envs), rollout_length=rollout_length, hidden_sizes=(4,),
+        explore=dict(start=1.0, end=0.1, steps=600),
     )  # fmt: skip
     state = jax.jit(agent.init)(jax.random.key(0))
     if name == "dqn":  # acting does not use the replay buffer
@@ -131,11 +132,6 @@ def test_sample_noise_is_independent_per_environment_and_step():
     assert np.abs(explored.mean(0) - chance).max() < 4 * error
     correlation = np.corrcoef(np.concatenate([explored[1:], explored[:-1]], axis=1).T)
     assert np.abs(correlation - np.eye(2 * num_envs)).max() < 5 / np.sqrt(num_steps)
-
-
-def test_max_steps_of_options_equals_max_count():
-    """Two modules define the constant, because neither may import the other."""
-    assert option.MAX_STEPS == exploration.MAX_COUNT
 
 
 @pytest.mark.parametrize("action", [Box((3,)), MultiDiscrete((2, 2))])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 
 from jaxrl_fast import agents, envs, loop
-from jaxrl_fast.agents import configs
 from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning, Rollout, Transition
 from tests.helpers.histories import CASES, STACKED, history, same, seeds
@@ -74,14 +75,15 @@ def test_update_on_single_frames_matches_update_on_full_stacks(algo, async_pools
     The second rollout is used: it starts in the middle of a game, and its first stacks have older frames.
     """
     pytest.importorskip("envpool")
-    config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden_sizes=(8,))
+    config = configure(
+        ALGORITHMS[algo], rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden_sizes=(8,)
+    )
     options = dict(img_height=36, img_width=36)
     env = envs.make(
         "envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", num_async_pools=async_pools), **options
     )
-    kind = configs.CONFIGS[algo]
-    agent = agents.load(algo).make(kind(**config), env.spec, 4)
-    whole = agents.load(algo).make(kind(**config), env.spec._replace(frame_stack=0), 4)
+    agent = agents.load(algo).make(config, env.spec, 4)
+    whole = agents.load(algo).make(config, env.spec._replace(frame_stack=0), 4)
     key = jax.random.key(0)
     state = jax.jit(agent.init)(key)
 

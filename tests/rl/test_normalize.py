@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.ppo import PPO
 from jaxrl_fast.rl import normalize
 from jaxrl_fast.types import Rollout, Transition
 
@@ -240,12 +242,12 @@ def test_reward_statistics_equal_hand_calculation():
 
 
 def test_clip_rewards_replaces_rewards_by_signs():
-    """-7, 0 and 0.5 become -1, 0 and 1. With clipping False or None they stay."""
+    """-7, 0 and 0.5 become -1, 0 and 1. With clipping False they stay."""
     rows = jnp.array([[-7.0, 0.0, 0.5]])
     steps = Transition(obs=(), action=(), reward=rows, discount=(), last=(), valid=(), extras=())
     rollout = Rollout(steps, next_obs=(), carry=())
     clipped = lambda *given: normalize.clip_rewards(rollout, *given).steps.reward
-    for arguments, wanted in (((), [[-1, 0, 1]]), ((True,), [[-1, 0, 1]]), ((False,), rows), ((None,), rows)):
+    for arguments, wanted in (((), [[-1, 0, 1]]), ((True,), [[-1, 0, 1]]), ((False,), rows)):
         np.testing.assert_array_equal(clipped(*arguments), wanted)
 
 
@@ -275,7 +277,7 @@ def test_moments_accept_weights_that_sum_to_less_than_one():
 )
 def test_only_images_of_floats_cannot_be_normalized(shapes, is_rejected):
     obs = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
-    config = SimpleNamespace(observations="image", normalize_observations=True)
-    problem = "^observations: image cannot be combined with normalize_observations, got both; drop one$"
+    config = configure(PPO, observations="image", normalize_observations=True)
+    problem = "^network.observations: image cannot be combined with normalize_observations, got both; drop one$"
     with pytest.raises(ValueError, match=problem) if is_rejected else contextlib.nullcontext():
         normalize.check(config, SimpleNamespace(obs=obs))

@@ -182,7 +182,7 @@ def test_update_target_keeps_gradient_step_debt():
 )
 def test_check_rejects_uncountable_ratio_and_suggests_near_countable_one(ratio, steps, target_update_interval):
     asked = as_fraction(ratio)
-    words = rf"^replay_ratio: cannot be counted exactly with {steps} steps per update and target_update_interval "
+    words = rf"^replay_ratio: cannot be counted exactly with {steps} steps per update and target.interval "
     with pytest.raises(
         ValueError, match=rf"{words}{target_update_interval}, got {re.escape(str(ratio))}; use "
     ) as refusal:

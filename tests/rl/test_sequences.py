@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
-from jaxrl_fast.agents.configs.pqn import PQN
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.pqn import PQN
 from jaxrl_fast.rl import minibatch, sequences
 from jaxrl_fast.types import Discrete, EnvSpec, Rollout, Transition
 
@@ -95,8 +96,8 @@ def test_burn_in_computes_carry_without_gradient():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(sequence_length=4), "sequence_length: must divide rollout_length 6, got 4; use 3"),
-        (dict(burn_in=6), "burn_in: must be less than the 6 steps of a sequence, got 6; use 3"),
+        (dict(sequence_length=4), "memory.sequence_length: must divide rollout_length 6, got 4; use 3"),
+        (dict(burn_in=6), "memory.burn_in: must be less than the 6 steps of a sequence, got 6; use 3"),
         (
             dict(num_minibatches=2),
             "num_minibatches: must divide the 3 sequences of 6 steps per update, got 2; use 1 or 3",
@@ -104,6 +105,6 @@ def test_burn_in_computes_carry_without_gradient():
     ],
 )
 def test_validate_rejects_invalid_sizes(options, message):
-    config = PQN(**dict(memory="gru", rollout_length=T, num_minibatches=1) | options)
+    config = configure(PQN, **dict(memory="gru", rollout_length=T, num_minibatches=1) | options)
     with pytest.raises(ValueError, match=message):
         sequences.validate(config, SPEC)

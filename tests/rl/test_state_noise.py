@@ -10,6 +10,7 @@ import pytest
 from jaxrl_fast import envs, rollout, types
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.envs.spaces import Interval
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import state_noise
 
 N, T, WIDTH, SIZE = 3, 24, 4, 2  # environments, steps, features, numbers of an action
@@ -40,10 +41,9 @@ class Walk:
 def played(memory):
     """An agent and its state, what it saw and did in T steps, [T, N, ...] each, and the rollout of these."""
     env = envs.make(Walk, N)
-    config = ppo.Config(
-        rollout_length=T, num_minibatches=1, hidden_sizes=(WIDTH,), gsde=True, sde_sample_freq=SAMPLE_FREQ[memory],
-        **({} if memory == "none" else dict(memory=memory, memory_size=WIDTH, sequence_length=8)),
-    )  # fmt: skip
+    of_memory = {} if memory == "none" else dict(memory=dict(kind=memory, size=WIDTH, sequence_length=8))
+    of_policy = dict(policy="gsde", sample_freq=SAMPLE_FREQ[memory])
+    config = configure(ppo.Config, rollout_length=T, num_minibatches=1, hidden_sizes=(WIDTH,), **of_policy, **of_memory)
     agent = ppo.make(config, env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     log_sigma = 0.5 * jax.random.normal(jax.random.key(1), (WIDTH, SIZE))
@@ -122,9 +122,3 @@ def test_no_gradient_flows_from_standard_deviation_into_features():
     spread = lambda output, sigma: head.make(output, sigma).log_std.sum()
     of_output, of_sigma = jax.grad(spread, argnums=(0, 1))(jnp.ones((5, SIZE + WIDTH)), head.init(-0.5))
     assert not of_output.any() and (of_sigma > 0).all()
-
-
-def test_gsde_rejects_state_dependent_std():
-    spec = types.EnvSpec("test", jax.ShapeDtypeStruct((3,), jnp.float32), types.Box((2,)), 2)
-    with pytest.raises(ValueError, match="gsde: cannot be combined with state_dependent_std"):
-        ppo.make(ppo.Config(rollout_length=8, gsde=True, state_dependent_std=True), spec, 10)

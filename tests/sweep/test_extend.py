@@ -54,7 +54,7 @@ def content(folder):
 
 
 def test_new_seeds_form_one_group_per_program():
-    sweep = planned("ppo --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 0,1")
+    sweep = planned("ppo --num-envs 2,4 --learning-rate 1e-3,1e-2 --seed 0,1")
     longer, new = extended(sweep, "--seed 2,3")
     assert longer == sweep
     assert [len(group.members) for group in new] == [4, 4]
@@ -63,8 +63,8 @@ def test_new_seeds_form_one_group_per_program():
 
 def test_several_options_add_every_missing_combination():
     sweep = planned("ppo --num-envs 2,4 --seed 0")
-    longer, new = extended(sweep, "--agent.learning-rate 1e-3 --seed 1")
-    assert longer.columns == ("num_envs", "agent.learning_rate")
+    longer, new = extended(sweep, "--learning-rate 1e-3 --seed 1")
+    assert longer.columns == ("num_envs", "learning_rate")
     whole = {(n, rate, seed) for n in (2, 4) for rate in (2.5e-4, 1e-3) for seed in (0, 1)}
     assert {*trainings(sweep.groups.values()), *trainings(new)} == whole
     assert len(trainings(new)) == 6
@@ -83,7 +83,7 @@ def test_existing_values_add_no_group(line):
 
 def test_repeated_extensions_keep_grid_complete():
     sweep = planned("ppo --seed 0,1")
-    for i, line in enumerate(("--seed 2", "--agent.gamma 0.9", "--seed 3 --num-envs 8")):
+    for i, line in enumerate(("--seed 2", "--gamma 0.9", "--seed 3 --num-envs 8")):
         longer, new = extended(sweep, line)
         sweep = longer._replace(groups={**longer.groups, **{f"{i}{j}": group for j, group in enumerate(new)}})
     assert sum(len(group.members) for group in sweep.groups.values()) == 4 * 2 * 2
@@ -115,6 +115,15 @@ def test_new_environment_is_trained_once_when_thresholds_differ(threshold):
     assert not extended(sweep, "--env CartPole-v1,Acrobot-v1")[1]
 
 
+def test_new_part_is_trained_with_the_options_that_parts_share():
+    longer, new = extended(planned("ppo --memory gru --memory.size 64 --seed 0,1"), "--memory lstm --seed 2")
+    assert longer.columns == ("memory",)
+    found = [(g.settings.value("memory"), g.settings.value("memory.size"), len(g.members)) for g in new]
+    assert found == [("gru", 64, 1), ("lstm", 64, 3)]
+    _, (none,) = extended(planned("ppo --memory gru,lstm --memory.size 64 --seed 0"), "--memory none")
+    assert none.settings.value("memory") == "none" and none.settings.value("memory.size") is None
+
+
 def test_more_total_steps_apply_to_old_and_new_trainings():
     longer, new = extended(planned("ppo --total-steps 1k --seed 0,1"), "--total-steps 2k --seed 2")
     assert {group.settings.options.total_steps for group in (*longer.groups.values(), *new)} == {2000}
@@ -141,25 +150,33 @@ def test_group_stopping_when_solved_is_done_if_all_seeds_solved_or_diverged():
 
 CANNOT = "would change the existing runs of the sweep"
 REFUSED = [
-    ("--eval-every 100", [f"--eval-every: {CANNOT}, got 100; start another sweep for it"]),
-    ("--solved-threshold 100", [f"--solved-threshold: {CANNOT}, got 100.0"]),
-    ("--tensorboard", [f"--tensorboard: {CANNOT}, got True"]),
-    ("--num-seeds 4", [f"--num-seeds: {CANNOT}, got 4; use --seed 3,4 for more seeds"]),
-    ("--env-option max_steps_in_episode=3", [f"--env-option: {CANNOT}"]),
-    ("--total-steps 1k,2k", ["--total-steps: takes one value, got 1000, 2000"]),
-    ("--total-steps 100", ["--total-steps: must be at least the 512 steps of the sweep, got 100"]),
-    ("--total-steps 1e12", ["num_envs 2: --total-steps: must be at most 2147483647 updates"]),
-    ("--num-envs auto", ["--num-envs: must be a number to extend a sweep, got auto; give the number"]),
-    ("--seed 1,1", ["--seed: has 1 twice"]),
-    ("--seed 0..20k", ["--seed: has at most 10000 values"]),
-    ("--seed 0..5k --agent.gamma 0.9", ["a sweep has at most 10000 trainings, got 30006; give fewer values"]),
-    ("--seed -1", ["--seed: must be at least 0"]),
-    ("--agent.gama 0.9", ["--agent.gama: ppo has no such option; did you mean --agent.gamma?"]),
-    ("--agent.target-kl x", ["--agent.target-kl: must be a number or none, got 'x'"]),
-    ("--agent.num-minibatches 3", ["agent.num_minibatches 3: --agent.num-minibatches: must divide"]),
-    ("--run-dir x", ["--run-dir: cannot be combined with a sweep"]),
-    ("--config ppo_cartpole", ["--config: cannot be combined with --resume"]),
-    ("--scale minibatches", ["--scale: cannot be combined with --resume"]),
+    ("--eval-every 100", [f"eval_every: {CANNOT}, got 100; start another sweep for it"]),
+    ("--solved-threshold 100", [f"solved_threshold: {CANNOT}, got 100.0"]),
+    ("--tensorboard", [f"tensorboard: {CANNOT}, got True"]),
+    ("--num-seeds 4", [f"num_seeds: {CANNOT}, got 4; give seed 3,4 for more seeds"]),
+    (
+        "--env-option max_steps_in_episode=3",
+        [f"env_options: {CANNOT}, got {{'max_steps_in_episode': '3'}}; start another sweep for it\n"],
+    ),
+    ("--total-steps 1k,2k", ["total_steps: takes one value, got 1000, 2000"]),
+    ("--total-steps 100", ["total_steps: must be at least the 512 steps of the sweep, got 100"]),
+    ("--total-steps 1e12", ["num_envs 2: total_steps: must be at most 2147483647 updates"]),
+    ("--num-envs auto", ["num_envs: must be a number to extend a sweep, got auto; give the number"]),
+    ("--seed 1,1", ["seed: has 1 twice"]),
+    ("--seed 0..20k", ["seed: has at most 10000 values"]),
+    ("--seed 0..5k --gamma 0.9", ["a sweep has at most 10000 trainings, got 30006; give fewer values"]),
+    ("--seed -1", ["seed: must be at least 0"]),
+    ("--gama 0.9", ["gama: unknown option; did you mean gamma?\n"]),
+    ("--target-kl x", ["target_kl: must be a number or none, got 'x'"]),
+    ("--num-minibatches 3", ["num_minibatches 3: num_minibatches: must divide"]),
+    ("--memory.size 8", ["memory.size: memory none has no such option, got 8; use memory gru, lstm or lru\n"]),
+    (
+        "--memory gru --memory.size 8",
+        ["memory.size: not every run of the sweep has this option, got 8; start another sweep for it\n"],
+    ),
+    ("--run-dir x", ["run_dir: cannot be combined with a sweep"]),
+    ("--config ppo_cartpole", ["config: cannot be combined with resume"]),
+    ("--scale minibatches", ["scale: cannot be combined with resume"]),
 ]
 
 
@@ -183,14 +200,14 @@ def test_invalid_extension_prints_one_line_and_writes_nothing(line, words, place
     assert {p: p.is_file() and p.read_bytes() for p in place.rglob("*")} == before
 
 
-@pytest.mark.parametrize("line", ["--num-envs 16", "--agent.learning-rate 0.1"])
+@pytest.mark.parametrize("line", ["--num-envs 16", "--learning-rate 0.1"])
 def test_extension_rejects_scaled_options(line, place, capsys):
     assert __main__.main(["--resume", str(place / "scaled"), *line.split()]) == 2
-    assert "cannot extend a sweep with --scale learning-rate-sqrt, got " in capsys.readouterr().err
+    assert "cannot extend a sweep with scale learning-rate-sqrt, got " in capsys.readouterr().err
 
 
 def test_extension_rejects_total_steps_when_runs_differ_in_length():
-    with pytest.raises(ValueError, match="--total-steps: differs between the runs of this sweep, got 3000"):
+    with pytest.raises(ValueError, match=r"^total_steps: differs between the runs of this sweep, got 3000"):
         extended(planned("ppo --total-steps 1k,2k --seed 0"), "--total-steps 3k")
 
 
@@ -231,13 +248,13 @@ def test_extension_runs_new_groups_only_and_table_has_all(finished_sweep):
 
 
 def test_python_sweep_extends_existing_sweep(finished_sweep):
-    swept = jaxrl_fast.sweep(resume=finished_sweep, seed=[0, 5], agent={"learning_rate": [1e-2]}, log_level="quiet")
-    assert len(swept.results) == 2 * 2 * 3 and {row["agent.learning_rate"] for row in swept.results} == {2.5e-4, 1e-2}
+    swept = jaxrl_fast.sweep(resume=finished_sweep, seed=[0, 5], learning_rate=[1e-2], log_level="quiet")
+    assert len(swept.results) == 2 * 2 * 3 and {row["learning_rate"] for row in swept.results} == {2.5e-4, 1e-2}
 
 
 def test_command_of_whole_grid_resumes_extended_sweep(finished_sweep, capsys):
-    assert resume(finished_sweep, "--seed 2 --agent.learning-rate 1e-2") == 0
-    line = f"{TINY} --num-envs 2,4 --sweep-dir {finished_sweep} --agent.learning-rate 2.5e-4,1e-2 --seed".split()
+    assert resume(finished_sweep, "--seed 2 --learning-rate 1e-2") == 0
+    line = f"{TINY} --num-envs 2,4 --sweep-dir {finished_sweep} --learning-rate 2.5e-4,1e-2 --seed".split()
     num_ran = len(Pretence.ran)
     assert __main__.main([*line, "0..2"]) == 0 and len(Pretence.ran) == num_ran
     assert __main__.main([*line, "0..1"]) == 2
@@ -270,9 +287,7 @@ def test_extension_rejects_running_sweep(finished_sweep, capsys):
     before = (finished_sweep / "sweep.yaml").read_bytes()
     assert resume(finished_sweep, "--seed 2") == 2
     other.release()
-    said = (
-        f"--resume: another process is writing to the run, got {finished_sweep / '01_num_envs-2'}; wait for its end\n"
-    )
+    said = f"resume: another process is writing to the run, got {finished_sweep / '01_num_envs-2'}; wait for its end\n"
     assert capsys.readouterr().err.endswith(said)
     assert (finished_sweep / "sweep.yaml").read_bytes() == before
 
@@ -319,7 +334,7 @@ def test_extension_rejects_more_steps_without_checkpoint(finished_sweep, capsys)
 def trained(tmp_path_factory):
     """Return the folder of a sweep of two members."""
     folder = tmp_path_factory.mktemp("trained") / "a"
-    line = f"{TINY} --num-envs 2 --seed 0,1 --agent.learning-rate 1e-3 --sweep-dir {folder}"
+    line = f"{TINY} --num-envs 2 --seed 0,1 --learning-rate 1e-3 --sweep-dir {folder}"
     assert __main__.main(line.split()) == 0
     return folder
 
@@ -339,7 +354,7 @@ def test_new_seeds_equal_separate_sweep_of_these_seeds(trained, tmp_path):
     assert resume(folder, "--seed 4,5 --workers 2") == 0
     after = content(folder)
     assert {path: after[path] for path in before} == before
-    line = f"{TINY} --num-envs 2 --seed 4,5 --agent.learning-rate 1e-3 --sweep-dir {tmp_path / 'alone'}"
+    line = f"{TINY} --num-envs 2 --seed 4,5 --learning-rate 1e-3 --sweep-dir {tmp_path / 'alone'}"
     assert __main__.main(line.split()) == 0
     assert without_times(folder / "02") == without_times(tmp_path / "alone" / "01")
     assert (folder / "curves.png").is_file()

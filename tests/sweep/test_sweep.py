@@ -1,6 +1,7 @@
 """Test sweeps: combinations are expanded, validated and run once each; one table holds the results."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -20,7 +21,6 @@ from gymnax.environments.classic_control.cartpole import CartPole
 import jaxrl_fast
 from jaxrl_fast import evaluate
 from jaxrl_fast.config import load
-from jaxrl_fast.config import settings as config_settings
 from jaxrl_fast.config.population import Member, by_member
 from jaxrl_fast.host import HostEnv
 from jaxrl_fast.parallel import placement
@@ -48,9 +48,9 @@ def sizes(line):
 
 
 def test_grid_groups_seeds_and_floats_but_not_integers():
-    asked = ask("ppo --num-envs 1,8 --agent.learning-rate 1e-4,1e-3 --seed 0..4")
+    asked = ask("ppo --num-envs 1,8 --learning-rate 1e-4,1e-3 --seed 0..4")
     assert [g.settings.options.num_envs for g in asked.groups] == [1, 8]
-    assert asked.columns == ("num_envs", "agent.learning_rate")
+    assert asked.columns == ("num_envs", "learning_rate")
     rates = [m.values["learning_rate"] for m in asked.groups[0].members]
     assert rates == [1e-4] * 5 + [1e-3] * 5
     assert [m.seed for m in asked.groups[1].members] == [0, 1, 2, 3, 4] * 2
@@ -61,13 +61,13 @@ def test_grid_groups_seeds_and_floats_but_not_integers():
     [
         ("ppo --seed 3,11,7", [3]),
         ("ppo --num-seeds 4", [4]),
-        ("ppo --agent.gamma 0.9,0.99 --agent.anneal-lr true,false", [2, 2]),
-        ("ppo --agent.max-grad-norm 0,0.5,1", [1, 2]),  # 0 removes code from the program
-        ("ppo --agent.target-kl none,0.01,0.02", [1, 2]),
-        ("dqn --agent.replay-ratio 0.1,0.2", [1, 1]),  # counted exactly
-        ("dqn --agent.epsilon-end 0,0.05 --agent.batch-size 32,64", [2, 2]),
+        ("ppo --gamma 0.9,0.99 --schedule linear,constant", [2, 2]),
+        ("ppo --max-grad-norm 0,0.5,1", [1, 2]),  # 0 removes code from the program
+        ("ppo --target-kl none,0.01,0.02", [1, 2]),
+        ("dqn --replay-ratio 0.1,0.2", [1, 1]),  # counted exactly
+        ("dqn --explore.end 0,0.05 --batch-size 32,64", [2, 2]),
         ("ppo --env CartPole-v1,Acrobot-v1 --seed 0,1", [2, 2]),
-        ("ppo --agent.hidden-sizes 64 64,128", [1, 1]),
+        ("ppo --hidden-sizes 64 64,128", [1, 1]),
         ("ppo --seed 1k..1002,5", [4]),
     ],
 )
@@ -76,12 +76,12 @@ def test_grid_group_sizes(line, expected):
 
 
 def test_grid_keeps_tuple_as_one_value():
-    groups = ask("ppo --agent.hidden-sizes 64 64,128").groups
-    assert [g.settings.agent.hidden_sizes for g in groups] == [(64, 64), (128,)]
+    groups = ask("ppo --hidden-sizes 64 64,128").groups
+    assert [g.settings.agent.network.hidden_sizes for g in groups] == [(64, 64), (128,)]
 
 
 def test_group_settings_are_those_of_first_member():
-    (group,) = ask("ppo --agent.clip-coef 0.1,0.3 --seed 5,2").groups
+    (group,) = ask("ppo --clip-coef 0.1,0.3 --seed 5,2").groups
     assert group.settings.options.seed == 5 and group.settings.options.num_seeds == 4
     assert group.settings.agent.clip_coef == 0.1
     later = grid.part(group, group.members[3:])
@@ -89,18 +89,19 @@ def test_group_settings_are_those_of_first_member():
 
 
 def test_from_keywords_equals_command_line():
-    line = "--config ppo_cartpole --num-envs 64,256 --seed 0..4 --agent.learning-rate 1e-4,1e-3 --scale minibatches"
+    line = "--config ppo_cartpole --num-envs 64,256 --seed 0..4 --learning-rate 1e-4,1e-3 --scale minibatches"
     rates = np.array([1e-4, 1e-3])
     asked = grid.from_keywords(
-        "ppo_cartpole", num_envs=[64, 256], seed=range(5), agent={"learning_rate": rates}, scale="minibatches"
+        "ppo_cartpole", num_envs=[64, 256], seed=range(5), learning_rate=rates, scale="minibatches"
     )
     assert asked == ask(line)
-    hidden = grid.from_keywords(algo="ppo", agent={"hidden_sizes": [(64, 64), (128,)]}).groups
-    assert [g.settings.agent.hidden_sizes for g in hidden] == [(64, 64), (128,)]
-    assert grid.from_keywords(algo="ppo", agent={"hidden_sizes": (64, 32)}).groups[0].settings.agent.hidden_sizes == (
-        64,
-        32,
+    assert grid.from_keywords("ppo_cartpole", num_envs=[64, 256], agent={"learning_rate": rates}) == ask(
+        "--config ppo_cartpole --num-envs 64,256 --learning-rate 1e-4,1e-3"
     )
+    hidden = grid.from_keywords(algo="ppo", hidden_sizes=[(64, 64), (128,)]).groups
+    assert [g.settings.agent.network.hidden_sizes for g in hidden] == [(64, 64), (128,)]
+    (group,) = grid.from_keywords(algo="ppo", network={"kind": "mlp", "hidden_sizes": (64, 32)}).groups
+    assert group.settings.agent.network.hidden_sizes == (64, 32)
 
 
 def test_sweep_defaults_are_overridden_by_user():
@@ -111,15 +112,13 @@ def test_sweep_defaults_are_overridden_by_user():
 
 
 def test_grid_last_occurrence_of_option_wins():
-    anneal_lr = lambda line: [g.settings.agent.anneal_lr for g in ask(f"ppo {line}").groups]
-    assert anneal_lr("--agent.anneal-lr true,false --agent.no-anneal-lr") == [False]
-    assert anneal_lr("--agent.no-anneal-lr --agent.anneal-lr true,false") == [True, False]
+    clip_vloss = lambda line: [g.settings.agent.clip_vloss for g in ask(f"ppo {line}").groups]
+    assert clip_vloss("--clip-vloss true,false --no-clip-vloss") == [False]
+    assert clip_vloss("--no-clip-vloss --clip-vloss true,false") == [True, False]
+    schedule = lambda line: [g.settings.agent.schedule.kind for g in ask(f"ppo {line}").groups]
+    assert schedule("--schedule linear,constant --schedule constant") == ["constant"]
+    assert schedule("--schedule constant --schedule linear,constant") == ["linear", "constant"]
     assert ask("ppo --seed 0..4 --seed 7").groups[0].members == (Member(7),)
-
-
-def test_grid_varies_switch_required_by_option():
-    assert sizes("dqn --agent.prioritized true,false --agent.priority-exponent 0.5,0.6") == [2, 2]
-    assert sizes("dqn --agent.value-head none,c51 --agent.v-min -1,0") == [1, 1, 1, 1]
 
 
 def test_grid_validates_options_per_combination():
@@ -154,7 +153,7 @@ def test_scaling_rules_start_from_preset(rule, name, expected):
     asked = ask(f"--config ppo_cartpole --num-envs 4,16,64 --scale {rule}")
     assert [getattr(g.settings.agent, name) for g in asked.groups] == pytest.approx(expected)
     assert asked.base_num_envs == 16
-    assert (f"agent.{name}" in asked.columns) == (rule != "none")
+    assert (name in asked.columns) == (rule != "none")
 
 
 def test_scale_minibatches_is_at_least_one():
@@ -166,85 +165,92 @@ def test_scale_minibatches_is_at_least_one():
 
 
 MISTAKES = [
+    ("ppo --no-clip-vloss true,false", ["no_clip_vloss: takes no value, got 'true,false'\n"]),
+    ("ppo --no-network.layer-norm", ["no_network.layer_norm: unknown option; did you mean network.layer_norm?\n"]),
     (
-        "ppo --agent.no-anneal-lr true,false",
-        ["--agent.no-anneal-lr: takes no value", "use --agent.anneal-lr true,false"],
+        "ppo --stop-when-solved --solved-threshold none,475",
+        ["stop_when_solved: needs a solved_threshold, got none; set solved_threshold\n"],
     ),
-    ("ppo --no-agent.anneal-lr", ["--no-agent.anneal-lr: ppo has no such option; did you mean --agent.anneal-lr?"]),
-    ("ppo --stop-when-solved --solved-threshold none,475", ["--stop-when-solved: needs --solved-threshold"]),
-    ("--num-env 1,2", ["--num-env", "--num-envs"]),
-    ("--scal none", ["did you mean --scale?"]),
-    ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
-    ("ppo --agent.layer-norm true,false", ["--agent.layer-norm: ppo has no such option"]),
-    ("ppo --learning-rate 1e-3,1e-4", ["--agent.learning-rate"]),
-    ("ppo --num-envs=", ["--num-envs", "empty value"]),
-    ("ppo --num-envs 1,,2", ["--num-envs", "empty value", "'1,,2'"]),
-    ("ppo --num-envs", ["--num-envs", "whole number"]),
-    ("ppo --seed 4..0", ["--seed", "the smaller number of a range comes first, got 4..0"]),
-    ("ppo --seed 0..x", ["--seed", "0..4"]),
-    ("ppo --seed 0..1M", ["--seed", "10000"]),
+    ("--num-env 1,2", ["error: num_env: ", "num_envs"]),
+    ("--scal none", ["error: scal: unknown option; did you mean scale?\n"]),
+    ("ppo --frobnicate 1,2", ["frobnicate: unknown option; python -m jaxrl_fast.sweep --help all lists all\n"]),
+    ("ppo --double true,false", ["double: ppo has no such option; dqn has it\n"]),
+    ("ppo --agent.learning-rate 1e-3,1e-4", ["agent.learning_rate: unknown option; did you mean learning_rate?\n"]),
+    ("ppo --num-envs=", ["error: num_envs: ", "empty value"]),
+    ("ppo --num-envs 1,,2", ["error: num_envs: ", "empty value", "'1,,2'"]),
+    ("ppo --num-envs", ["error: num_envs: ", "whole number"]),
+    ("ppo --seed 4..0", ["error: seed: ", "the smaller number of a range comes first, got 4..0"]),
+    ("ppo --seed 0..x", ["error: seed: ", "0..4"]),
+    ("ppo --seed 0..1M", ["error: seed: ", "10000"]),
     ("ppo --seed 0..999 --num-envs 1..999", ["999000 combinations"]),
-    ("ppo --seed 1,2,1e0", ["--seed: has 1 twice"]),
-    ("ppo --seed 0-4", ["--seed: must be a range such as 0..4, got '0-4'"]),
-    ("ppo --num-envs 8:16", ["--num-envs: must be a range such as 8..16, got '8:16'"]),
-    ("ppo --env CartPole-v1,gymnax/CartPole-v1", ["--env: has gymnax/CartPole-v1 twice; keep one"]),
-    ("--algo ppo", ["--algo: the algorithm is the first argument; use python -m jaxrl_fast.sweep ppo"]),
-    ("ppo --dry-run", ["--dry-run: cannot be combined with a sweep; use it with train"]),
-    ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: has 0.9 twice"]),
-    ("ppo --agent.gamma 0.9,fast", ["--agent.gamma", "'fast'"]),
-    ("ppo --agent.gamma 0.9,1.5", ["--agent.gamma", "at most 1"]),
-    ("ppo --seed 0,1 --num-seeds 3", ["--num-seeds 3", "--seed"]),
-    ("ppo --run-dir x", ["--run-dir", "--sweep-dir"]),
-    ("ppo --workers 0", ["--workers", "at least 1"]),
-    ("ppo --launcher k8s", ["--launcher", "'local' or 'slurm'"]),
-    ("ppo --scale linear", ["--scale", "'learning-rate-linear'"]),
-    ("dqn --scale minibatches", ["--scale minibatches", "dqn", "ppo and pqn"]),
+    ("ppo --seed 1,2,1e0", ["seed: has 1 twice"]),
+    ("ppo --seed 0-4", ["seed: must be a range such as 0..4, got '0-4'"]),
+    ("ppo --num-envs 8:16", ["num_envs: must be a range such as 8..16, got '8:16'"]),
+    ("ppo --env CartPole-v1,gymnax/CartPole-v1", ["env: has gymnax/CartPole-v1 twice; keep one"]),
+    ("--algo ppo", ["algo: the algorithm is the first argument; use python -m jaxrl_fast.sweep ppo"]),
+    ("ppo --dry-run", ["dry_run: cannot be combined with a sweep; use it with train"]),
+    ("ppo --gamma 0.9,0.90", ["gamma: has 0.9 twice"]),
+    ("ppo --gamma 0.9,fast", ["error: gamma: ", "'fast'"]),
+    ("ppo --gamma 0.9,1.5", ["error: gamma: ", "at most 1"]),
+    ("ppo --seed 0,1 --num-seeds 3", ["num_seeds 3", "seed"]),
+    ("ppo --run-dir x", ["error: run_dir: ", "sweep_dir"]),
+    ("ppo --workers 0", ["error: workers: ", "at least 1"]),
+    ("ppo --launcher k8s", ["error: launcher: ", "'local' or 'slurm'"]),
+    ("ppo --scale linear", ["error: scale: ", "'learning-rate-linear'"]),
+    ("dqn --scale minibatches", ["scale minibatches", "dqn", "ppo and pqn"]),
     ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["got 1.5 for 3", "multiple of 16"]),
-    ("ppo --retry", ["--retry", "--resume"]),
-    ("ppo --slurm-option timeout_min=3", ["--slurm-option: needs --launcher slurm\n"]),
-    ("ppo --launcher slurm --workers 2", ["--workers: must be 1 with --launcher slurm"]),
-    ("ppo --name a --sweep-dir b", ["--name a and --sweep-dir b exclude each other"]),
-    ("dqn --agent.v-min -1,0", ["--agent.v-min: has no effect without --agent.value-head c51"]),
-    ("ppo --name a/b", ["--name", "got 'a/b'", "--sweep-dir"]),
-    ("ppo --name ..", ["--name", "got '..'", "--sweep-dir"]),
+    ("ppo --retry", ["error: retry: ", "resume"]),
+    ("ppo --slurm-option timeout_min=3", ["slurm_options: needs launcher slurm\n"]),
+    ("ppo --launcher slurm --workers 2", ["workers: must be 1 with launcher slurm"]),
+    ("ppo --name a --sweep-dir b", ["name a and sweep_dir b exclude each other"]),
+    ("dqn --v-min -1,0", ["v_min: value mean has no such option, got -1,0; use value c51\n"]),
+    ("ppo --name a/b", ["error: name: ", "got 'a/b'", "sweep_dir"]),
+    ("ppo --name ..", ["error: name: ", "got '..'", "sweep_dir"]),
     (f"ppo --name {'x' * 300}", ["cannot create the folder", "x (File name too long)"]),
-    ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is not a valid path"]),
+    ("ppo --sweep-dir ~nobody-at-all/x", ["sweep_dir '~nobody-at-all/x' is not a valid path"]),
     ("--resume no_members", ["no_members/sweep.yaml is not a valid sweep file"]),
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not a valid sweep file"]),
     ("--resume deep", ["deep/sweep.yaml is not a valid sweep file (RecursionError)"]),
     ("--resume numeric", ["env: must be an id, such as 'CartPole-v1', or an environment, got 3"]),
-    ("ppo --sweep-dir=", ["--sweep-dir: must not be empty, got ''; give a value or leave it out"]),
+    ("ppo --sweep-dir=", ["sweep_dir: must not be empty, got ''; give a value or leave it out"]),
     ("ppo --name taken", ["taken", "is not a sweep"]),
     ("--resume sweeps/a_swep", ["the folder has no sweep.yaml; did you mean sweeps/a_sweep?"]),
-    ("ppo --agent.gamma 0..4", ["--agent.gamma: must be a number, got '0..4'\n"]),
+    ("ppo --gamma 0..4", ["gamma: must be a number, got '0..4'\n"]),
     (
         "--resume a_run",
         ["a_run: the folder has no sweep.yaml", "it is a run, resume it with", ".train --resume a_run\n"],
     ),
-    ("--resume sweeps/a_sweep/01", ["it is part of a sweep, resume that with --resume sweeps/a_sweep\n"]),
-    ("--resume nowhere", ["--resume nowhere", "has no sweep.yaml"]),
-    ("--resume=", ["--resume: must be a sweep directory, got ''"]),
-    ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
+    (
+        "--resume sweeps/a_sweep/01",
+        ["it is part of a sweep, resume that with python -m jaxrl_fast.sweep --resume sweeps/a_sweep\n"],
+    ),
+    ("--resume nowhere", ["resume nowhere", "has no sweep.yaml"]),
+    ("--resume=", ["resume: must be a sweep directory, got ''"]),
+    ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another sweep_dir"]),
     ("--resume broken", ["broken/sweep.yaml"]),
     ("--resume no_groups", ["no_groups/sweep.yaml is not a valid sweep file"]),
-    ("--resume a_sweep --config ppo_cartpole", ["--config: cannot be combined with --resume"]),
-    ("ppo --resume a_sweep", ["ppo: cannot be combined with --resume"]),
-    ("--resume a_sweep --scale minibatches", ["--scale: cannot be combined with --resume"]),
+    ("--resume a_sweep --config ppo_cartpole", ["config: cannot be combined with resume"]),
+    ("ppo --resume a_sweep", ["ppo: cannot be combined with resume"]),
+    ("--resume a_sweep --scale minibatches", ["scale: cannot be combined with resume"]),
     ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
     (
-        "ppo --num-envs 8,64 --agent.num-minibatches 1,3",
-        ["num_envs 8, agent.num_minibatches 3: --agent.num-minibatches: must divide", "got 3;"],
+        "ppo --name a_sweep --memory gru,none",
+        ["a_sweep holds a different sweep (num_envs, memory, memory.size differ)"],
     ),
     (
-        "dqn --num-envs 8,4096 --agent.buffer-size 10k",
-        ["num_envs 4096: --agent.buffer-size: must be", "4096 environments, got 10000;"],
+        "ppo --num-envs 8,64 --num-minibatches 1,3",
+        ["num_envs 8, num_minibatches 3: num_minibatches: must divide", "got 3;"],
+    ),
+    (
+        "dqn --num-envs 8,4096 --replay.size 10k",
+        ["num_envs 4096: replay.size: must be", "4096 environments, got 10000;"],
     ),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
-    ("ppo --env MinAtar/Breakout --agent.gamma 0.9,0.99", ["error: unknown backend 'MinAtar' in environment"]),
+    ("ppo --env MinAtar/Breakout --gamma 0.9,0.99", ["error: unknown backend 'MinAtar' in environment"]),
     ("ppo --env CartPole-v2,Acrobot-v1 --num-envs 1,2", ["error: env CartPole-v2: ", "CartPole-v1"]),
     (
-        "dqn --env Breakout-MinAtar --num-envs 8,16 --agent.buffer-size 1e9",
-        ["num_envs 8", "--agent.buffer-size: a replay of ", "use at most "],
+        "dqn --env Breakout-MinAtar --num-envs 8,16 --replay.size 1e9",
+        ["num_envs 8", "replay.size: a replay of ", "use at most "],
     ),
 ]
 
@@ -293,7 +299,7 @@ def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, pl
     [
         ({"seed": []}, "seed: needs at least one value"),
         ({"num_envs": [8, 8]}, "num_envs: has 8 twice"),
-        ({"agent": {"gama": [0.9]}}, "agent.gama"),
+        ({"gama": [0.9]}, r"^gama: unknown option; did you mean gamma\?$"),
         ({"agent": "gamma"}, "agent: must map the algorithm's options to values, got 'gamma'"),
         ({"num_seeds": [1, 2]}, "^num_seeds: takes one value, got 1 2$"),
     ],
@@ -333,19 +339,20 @@ def test_help_does_not_import_jax():
     environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert said.stdout.endswith("[]\n")
-    for name in ("--scale", "--workers", "--launcher", "--sweep-dir", "--num-envs", "--agent.learning-rate"):
+    for name in ("--scale", "--workers", "--launcher", "--sweep-dir", "--num-envs", "--learning-rate"):
         assert name in said.stdout
 
 
 def test_help_shows_sweep_defaults(capsys):
     """Check the defaults that differ from those of a single run."""
-    for words in (["--help"], ["--config", "ppo_cartpole", "--help"], ["dqn", "-h"]):
+    for words in (["--help", "all"], ["--config", "ppo_cartpole", "--help", "all"], ["dqn", "-h", "all"]):
         with pytest.raises(SystemExit) as end:
             __main__.main(words)
         assert end.value.code == 0
         said = re.sub(r"\s+", " ", capsys.readouterr().out)
-        for name, value in (("tensorboard", "False"), ("on-nonfinite", "continue"), ("console-every", "10.0")):
-            line = rf"--{name}(?:, --no-{name})? (?:(?!--).)*\(default: {re.escape(value)}[,)]"
+        assert re.search(r"--no-tensorboard (?:(?!--|default).)* --", said), words  # without a default: off
+        for name, value in (("on-nonfinite", "continue"), ("console-every", "10.0")):
+            line = rf"--{name} (?:(?!--).)*\(default: {re.escape(value)}[,)]"
             assert re.search(line, said), (words, name)
 
 
@@ -367,7 +374,7 @@ def test_read_plan_inverts_create(place):
 
 def test_split_to_fit_splits_by_free_memory(monkeypatch):
     """Split seven members of which three fit at once into three parts with their own first members."""
-    asked = ask(TINY + " --num-envs 2 --agent.clip-coef 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
+    asked = ask(TINY + " --num-envs 2 --clip-coef 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
     (group,) = asked.groups
     assert len(prepare.split_to_fit(group, asked.columns)) == 1
     ready = prepare.plan.validate_plan(grid.part(group, group.members[:1]).settings)
@@ -380,7 +387,7 @@ def test_split_to_fit_splits_by_free_memory(monkeypatch):
     assert [len(part.members) for part in parts] == [2, 2, 3]
     assert [part.settings.agent.clip_coef for part in parts] == [0.1, 0.3, 0.5]
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 10)
-    with pytest.raises(ValueError, match=r"agent.clip_coef 0.1: this does not fit into memory"):
+    with pytest.raises(ValueError, match=r"^clip_coef 0.1: this does not fit into memory"):
         prepare.split_to_fit(group, asked.columns)
 
 
@@ -400,7 +407,7 @@ def test_split_to_fit_gives_host_env_one_member(monkeypatch):
 def swept(tmp_path_factory):
     """Return a sweep of 2 and 4 environments, two learning rates and seeds 5 and 3: two programs of four members."""
     folder = tmp_path_factory.mktemp("sweep") / "one"
-    line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {folder}"
+    line = f"{TINY} --num-envs 2,4 --learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {folder}"
     assert __main__.main(line.split()) == 0
     ready = directory.read_plan(folder)
     return jaxrl_fast.Sweep(folder, sweep_table.table_rows(ready), 0)
@@ -410,7 +417,7 @@ def swept(tmp_path_factory):
 def test_table_has_row_per_member(swept):
     with open(swept.folder / "results.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found = [(int(r["num_envs"]), float(r["agent.learning_rate"]), int(r["seed"])) for r in rows]
+    found = [(int(r["num_envs"]), float(r["learning_rate"]), int(r["seed"])) for r in rows]
     assert found == [(n, rate, seed) for n in (2, 4) for rate in (1e-3, 1e-2) for seed in (5, 3)]
     for row, ours in zip(rows, swept.results):
         assert row["status"] == "done" and row["env_steps"] == "512" and row["members"] == "4"
@@ -423,7 +430,7 @@ def test_table_has_row_per_member(swept):
 @pytest.mark.slow
 def test_metrics_records_hold_member_label(swept):
     last = files.read_metrics(swept.folder / "01_num_envs-2")[-4:]
-    labels = [(r["seed"], r["agent.learning_rate"]) for r in last]
+    labels = [(r["seed"], r["option.learning_rate"]) for r in last]
     assert labels == [(5, 1e-3), (3, 1e-3), (5, 1e-2), (3, 1e-2)]
     assert last[0]["learning_rate"] < 1e-3  # reduced by annealing
 
@@ -432,7 +439,7 @@ def test_metrics_records_hold_member_label(swept):
 def test_member_matches_single_run_up_to_rounding(swept, tmp_path):
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
-        agent=dict(rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2),
+        rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2,
         env_options={"max_steps_in_episode": 3}, run_dir=str(tmp_path / "run"), log_level="quiet",
     )  # fmt: skip
     ours = files.read_metrics(swept.folder / "01_num_envs-2")[3::4]
@@ -445,7 +452,7 @@ def test_member_matches_single_run_up_to_rounding(swept, tmp_path):
 def test_load_selects_member_by_seed(swept, tmp_path):
     jaxrl_fast.sweep(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
-        agent=dict(rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1),
+        rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1,
         sweep_dir=str(tmp_path / "one"),
     )  # fmt: skip
     part = tmp_path / "one" / "01"
@@ -465,31 +472,31 @@ def test_load_and_evaluate_select_member_by_values(swept, tmp_path, capsys):
     """Compare the selected member with its row of the checkpoint, from Python and from the command line."""
     part = shutil.copytree(swept.folder / "01_num_envs-2", tmp_path / "part")
     labels = yaml.safe_load((part / "config.yaml").read_text())["meta"]["members"]
-    rates = list(dict.fromkeys(label["agent.learning_rate"] for label in labels))
+    rates = list(dict.fromkeys(label["option.learning_rate"] for label in labels))
     assert len(rates) > 1 and len(labels) > len(rates)
     saved, _ = checkpoint.newest(part / "checkpoints")
     written = saved.arrays["agent/params/network/params/torso/mlp/Dense_0/kernel"]
     for place, label in enumerate(labels):
-        rate = label["agent.learning_rate"]
-        trained = jaxrl_fast.load(part, seed=label["seed"], which="last", member={"agent.learning_rate": rate})
+        rate = label["option.learning_rate"]
+        trained = jaxrl_fast.load(part, seed=label["seed"], which="last", member={"option.learning_rate": rate})
         kernel = trained.agent_state.params["network"]["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
         np.testing.assert_array_equal(kernel, written[place])
         assert trained.settings.agent.learning_rate == rate
     chosen = ["--member", f"learning-rate={rates[1]}", "--episodes", "4"]
     assert evaluate.main([str(part), *chosen]) == 0
-    seeds = [label["seed"] for label in labels if label["agent.learning_rate"] == rates[1]]
+    seeds = [label["seed"] for label in labels if label["option.learning_rate"] == rates[1]]
     out = capsys.readouterr().out
-    assert out.count("seed ") == len(seeds) and f"agent.learning_rate={rates[1]:g}" in out
-    assert json.loads((part / "evaluation.json").read_text())["member"] == {"agent.learning_rate": rates[1]}
-    for member in ({"learning-rate": rates[1]}, f"learning-rate={rates[1]}", [f"agent.learning_rate={rates[1]}"]):
+    assert out.count("seed ") == len(seeds) and f"option.learning_rate={rates[1]:g}" in out
+    assert json.loads((part / "evaluation.json").read_text())["member"] == {"option.learning_rate": rates[1]}
+    for member in ({"learning-rate": rates[1]}, f"learning-rate={rates[1]}", [f"option.learning_rate={rates[1]}"]):
         assert jaxrl_fast.load(part, member=member).settings.agent.learning_rate == rates[1]
     for given, words in (
-        ([], "has members that differ in agent.learning_rate ("),
+        ([], "has members that differ in option.learning_rate ("),
         ([], "choose one, e.g. --member learning_rate="),
-        (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
-        (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
-        (["--member", "learning-rate=1", "agent.learning-rate=2"], "--member: agent.learning_rate is given twice"),
-        (["--member", "gamma=0.7"], "--member gamma=0.7: members of "),
+        (["--member", "learning-rate=0.7"], "member option.learning_rate=0.7: members of"),
+        (["--member", "learning-rate=high"], "member learning_rate=high: 'high' is not a number"),
+        (["--member", "learning-rate=1", "option.learning-rate=2"], "member: option.learning_rate is given twice"),
+        (["--member", "gamma=0.7"], "member gamma=0.7: members of "),
     ):
         assert evaluate.main([str(part), *given]) == 2
         assert words in capsys.readouterr().err
@@ -500,7 +507,7 @@ def test_report_ranks_configurations(swept):
     text = swept.report
     for words in ("By throughput: **num_envs", "By time to the threshold of 2", "By steps to the threshold of 2"):
         assert words in text
-    assert "--scale none" in text and "| 4 | 0.01 | 2 |" in text
+    assert "scale none" in text and "| 4 | 0.01 | 2 |" in text
     for name in ("throughput", "cost", "final_return", "threshold", "curves"):
         assert f"({name}.png)" in text and (swept.folder / f"{name}.png").stat().st_size > 10_000
 
@@ -519,7 +526,7 @@ def test_sweep_from_python(swept):
 @pytest.mark.slow
 def test_finished_sweep_trains_nothing(swept, monkeypatch):
     monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("a training started"))
-    line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
+    line = f"{TINY} --num-envs 2,4 --learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
     assert __main__.main(line.split()) == 0
     assert __main__.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
 
@@ -677,7 +684,7 @@ def test_diverged_group_is_recorded_with_reason(fake_training, monkeypatch, caps
 @pytest.mark.parametrize(("option", "status"), [("", 0), (" --on-nonfinite stop", 1)])
 def test_diverged_member_stops_itself_or_program(option, status, tmp_path, capsys):
     folder = tmp_path / "sweep"
-    line = f"{TINY} --num-envs 2 --agent.learning-rate 1e-3,1e30 --sweep-dir {folder}{option}"
+    line = f"{TINY} --num-envs 2 --learning-rate 1e-3,1e30 --sweep-dir {folder}{option}"
     assert __main__.main(line.split()) == status
     why = files.summary_if_any(folder / "01")["failure"]
     assert ("error: 01: " in capsys.readouterr().err) == bool(why) == bool(status)
@@ -717,19 +724,19 @@ def test_table_and_ranking_use_iqm_of_evaluation_returns(place):
 
 def test_single_numbers_of_list_option_give_note(tmp_path):
     plan = lambda line: directory.SweepPlan(tmp_path, dict(enumerate(ask(line).groups)), ask(line).columns, "none", 0)
-    (note,) = runner.single_numbers(plan("ppo --agent.hidden-sizes 128,256"))
+    (note,) = runner.single_numbers(plan("ppo --hidden-sizes 128,256"))
     assert note == (
-        "agent.hidden_sizes  128 | 256, a single number per run; --agent.hidden-sizes 128 256 is one run with both"
+        "network.hidden_sizes  128 | 256, a single number per run; --network.hidden-sizes 128 256 is one run with both"
     )
-    assert not runner.single_numbers(plan("ppo --agent.hidden-sizes 64 64,128 --num-envs 1,2"))
+    assert not runner.single_numbers(plan("ppo --hidden-sizes 64 64,128 --num-envs 1,2"))
 
 
 @pytest.mark.parametrize(
     ("more", "idle"),
     [
-        ("--scale minibatches --num-envs 4", ["--scale"]),  # those of TINY
+        ("--scale minibatches --num-envs 4", ["scale"]),  # those of TINY
         ("--scale minibatches --num-envs 4,8", []),
-        ("--workers 3 --num-envs 4,8", ["--workers"]),
+        ("--workers 3 --num-envs 4,8", ["workers"]),
         ("--workers 2 --num-envs 4,8", []),
         ("--num-envs 4", []),
     ],
@@ -777,7 +784,7 @@ def test_sweep_survives_full_disk(fake_training, monkeypatch, capsys):
         patched.setattr(sweep_table, "write_table", no_room)
         patched.setattr(sweep_report, "write_report", no_room)
         assert __main__.main(line) == 1
-    assert len(Pretence.ran) == 3 and "(No space left on device); --resume writes them" in capsys.readouterr().err
+    assert len(Pretence.ran) == 3 and "(No space left on device); resume writes them" in capsys.readouterr().err
     assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
 
@@ -868,7 +875,7 @@ def test_locked_group_is_skipped(fake_training):
 @pytest.mark.slow
 def test_killed_group_resumes_from_checkpoint(tmp_path, monkeypatch):
     """Stop after the first checkpoint; except for times, the lines equal those of an uninterrupted sweep."""
-    line = f"{TINY} --seed 4,9 --agent.gamma 0.9,0.99 --num-envs 2 --sweep-dir "
+    line = f"{TINY} --seed 4,9 --gamma 0.9,0.99 --num-envs 2 --sweep-dir "
     assert __main__.main((line + str(tmp_path / "whole")).split()) == 0
     process_chunk = trainer.Trainer.process_chunk
 
@@ -1062,7 +1069,7 @@ def test_ranking_prefers_higher_solve_rate(place):
     """Compare one of two seeds in 10 s with two of two in 20 s."""
     ready = directory.read_plan(place / "sweeps" / "a_sweep")
     settings = ready.groups["01_num_envs-1"].settings
-    solved = settings._replace(options=config_settings.dataclasses.replace(settings.options, solved_threshold=9.0))
+    solved = settings._replace(options=dataclasses.replace(settings.options, solved_threshold=9.0))
     ready = ready._replace(groups={"01_num_envs-1": grid.Group(solved, (Member(0),))})
     row = lambda num_envs, seed, seconds: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0 * num_envs, "final_return": 1.0,
@@ -1121,7 +1128,7 @@ def test_ranking_is_per_environment(tmp_path):
         "- On gymnax/CartPole-v1, by steps to the threshold of 475: **num_envs 8** (480, median of 1 of 1).",
         "- On gymnax/Acrobot-v1, by throughput: **num_envs 8** (10 steps/s).",
         "- On gymnax/Acrobot-v1, by final return: **num_envs 8** (-85.0).",
-        "- On gymnax/Acrobot-v1, no threshold was given (`--solved-threshold RETURN`), so time to solve is not ranked.",
+        "- On gymnax/Acrobot-v1, no threshold was given (`solved_threshold`), so time to solve is not ranked.",
     ]
     assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))
     one = finished(tmp_path / "one", [480.0, -85.0], **options | {"num_envs": 8})

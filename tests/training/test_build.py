@@ -41,7 +41,7 @@ def test_build_does_not_shard_an_unsupported_algorithm():
     env, placement = built(mine := algorithm())
     assert (placement.num_shards, env.parallelism, env.spec.num_envs) == (1, Parallelism(), 1024)
     assert mine.given == [()]
-    with pytest.raises(ValueError, match=r"^--devices: ppo must declare SUPPORTS = \{\"shards\"\}, got 2; use 1$"):
+    with pytest.raises(ValueError, match=r"^devices: ppo must declare SUPPORTS = \{\"shards\"\}, got 2; use 1$"):
         built(mine, "--devices", "2")
 
 

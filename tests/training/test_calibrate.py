@@ -11,9 +11,9 @@ import yaml
 
 import jaxrl_fast
 from jaxrl_fast import train
-from jaxrl_fast.agents import configs
-from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.dqn import DQN
 from jaxrl_fast.parallel import program
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import calibrate, plan, summary
@@ -77,7 +77,7 @@ def test_search_ends_without_choice_when_all_counts_are_rejected():
 def test_the_table_has_a_line_for_each_count():
     trials = [Trial(1, 1000.0), Trial(2, None, "3 parts"), Trial(4, 4840.0), Trial(8, 4840.0)]
     heading, names, *lines = calibrate.table(trials)
-    assert heading.startswith("--num-envs auto") and names.split() == ["envs", "steps/s", "gain"]
+    assert heading.startswith("num_envs auto: ") and names.split() == ["envs", "steps/s", "gain"]
     assert [line.split() for line in lines] == [
         ["1", "1k"],
         ["2", "not", "run:", "3", "parts"],
@@ -88,7 +88,7 @@ def test_the_table_has_a_line_for_each_count():
 
 def settings(**options):
     given = dict(env="CartPole-v1", num_envs="auto", total_steps=4000, log_level="quiet")
-    return load.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden_sizes": (4,)}, **{**given, **options})
+    return load.from_keywords(algo="ppo", rollout_length=4, hidden_sizes=(4,), **{**given, **options})
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def settings(**options):
     [
         (64, {}, "4000 steps in total, only 15 updates"),
         (1, {"total_steps": 3}, "3 steps in total, only 0 updates"),
-        (3, {"devices": 2}, "--devices: must divide --num-envs 3, got 2; use 1"),
+        (3, {"devices": 2}, "devices: must divide num_envs 3, got 2; use 1"),
     ],
 )
 def test_measure_count_gives_reason_for_unusable_count(num_envs, options, words):
@@ -136,7 +136,7 @@ def test_measured_rate_is_environment_steps_per_second(num_envs, monkeypatch):
     """With 10 updates per second, the rate is 10 * rollout_length * num_envs."""
     monkeypatch.setattr(calibrate, "measure", lambda *_: 10.0)
     given = settings()
-    length = common.rollout_length(given.agent, num_envs)
+    length = given.agent.length(num_envs)
     assert calibrate.measure_count(given, num_envs).rate == 10 * length * num_envs
 
 
@@ -152,7 +152,7 @@ def test_measure_count_runs_gradient_steps(monkeypatch):
     run_chunks_by(run, monkeypatch)
     monkeypatch.setattr(calibrate, "SAMPLE_S", 0.0)
     given = settings()._replace(
-        algo="dqn", agent=configs.CONFIGS["dqn"](hidden_sizes=(4,), batch_size=16, buffer_size=20_000)
+        algo="dqn", agent=configure(DQN, hidden_sizes=(4,), batch_size=16, replay={"size": 20_000})
     )
     trial = calibrate.measure_count(given, 4)
     assert trial.rate > 0 and [length for length, _ in seen] == [1, 1, 1] and sum(steps for _, steps in seen) > 0
@@ -208,7 +208,7 @@ def test_measure_count_excludes_larger_counts_when_updates_are_too_few(num_envs,
 @pytest.mark.parametrize(("num_updates", "runs"), [(20, True), (19, False)])
 def test_measure_count_requires_20_updates_with_several_environments(num_updates, runs, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", lambda *_: 1.0)
-    steps_per_update = 2 * common.rollout_length(settings().agent, 2)
+    steps_per_update = 2 * settings().agent.length(2)
     trial = calibrate.measure_count(settings(total_steps=num_updates * steps_per_update), 2)
     assert (trial.rate is not None) == runs and trial.too_many != runs
 
@@ -254,7 +254,7 @@ def test_choose_raises_first_reason_when_no_count_works(monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "measure_count", lambda _, count: asked.append(count) or trials[count])
     given = settings(log_level="info")
     given = given._replace(options=dataclasses.replace(given.options, num_envs=4))
-    said = "--num-envs: no number of environments works, got auto; 4 environments failed: it does not divide"
+    said = "num_envs: no number of environments works, got auto; 4 environments failed: it does not divide"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         calibrate.choose(given)
     assert asked == [4, 8] and capsys.readouterr().out == ""

@@ -20,9 +20,7 @@ from jaxrl_fast.training import dispatcher
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 TINY = dict(algo="pqn", env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=640, eval_episodes=8, log_every=192)
-TINY |= dict(
-    save_every=0, tensorboard=False, log_level="quiet", devices=1, agent=dict(rollout_length=8, hidden_sizes=(8,))
-)
+TINY |= dict(save_every=0, tensorboard=False, log_level="quiet", devices=1, rollout_length=8, hidden_sizes=(8,))
 
 
 @pytest.fixture(autouse=True)
@@ -130,11 +128,13 @@ def test_resumed_run_accepts_callbacks(tmp_path):
     assert notes.states[0].env_steps > 640 and len(notes.summaries) == 1
 
 
+@pytest.mark.slow
 def test_stop_at_last_step_leaves_status_done(tmp_path, capsys):
     run = fit(tmp_path / "run", StopAt("on_evaluation", 1600), log_level="info")
     assert run.summary["status"] == "done" and "stopping early" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_is_saved_and_resumable_when_callback_raises(tmp_path, plain, capsys):
     class Broken:
         def on_record(self, records, state):
@@ -202,6 +202,7 @@ class DirectoryChangingCartPole(CartPole):
         os.chdir("/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env, callbacks", [("CartPole-v1", [DirectoryChange()]), (DirectoryChangingCartPole, [])])
 def test_run_stays_in_one_folder_when_current_directory_changes(env, callbacks, tmp_path, monkeypatch, capsys):
     made = {"callbacks": callbacks, "env": env, "log_level": "info"}

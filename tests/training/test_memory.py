@@ -1,4 +1,4 @@
-"""Test memory estimates: they equal the size of the state, and the proposed buffer_size is the largest that fits."""
+"""Test memory estimates: they equal the size of the state, and the proposed replay.size is the largest that fits."""
 
 import os
 import re
@@ -18,17 +18,20 @@ from jaxrl_fast.utils import memory as utils_memory
 
 pytestmark = pytest.mark.unit
 
-SMALL = dict(buffer_size=4096, learning_starts=64)
+SMALL = dict(replay={"size": 4096}, learning_starts=64)
 
 
-def make_env_and_agent(algo, **agent):
-    settings = load.from_keywords(algo=algo, agent=agent)
+def make_env_and_agent(algo, **options):
+    settings = load.from_keywords(algo=algo, **options)
     env = envs.make("CartPole-v1", 8)
     return env, agents.load(algo).make(settings.agent, env.spec, 10)
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
-@pytest.mark.parametrize(("algo", "options"), [("ppo", {}), ("dqn", SMALL), ("dqn", SMALL | dict(prioritized=True))])
+@pytest.mark.parametrize(
+    ("algo", "options"),
+    [("ppo", {}), ("dqn", SMALL), ("dqn", SMALL | dict(replay={"kind": "prioritized", "size": 4096}))],
+)
 def test_memory_estimate_equals_size_of_state(algo, options, num_seeds):
     """The estimate leaves out the PRNG key and the update counter, 12 bytes."""
     env, agent = make_env_and_agent(algo, **options)
@@ -74,7 +77,7 @@ def test_proposed_buffer_size_is_largest_that_fits(parameters, replay, environme
 def test_memory_error_message_states_needed_and_free_bytes():
     """The replay buffer needs 7 GB and the rest 1 GB, each twice; 12 GB are free."""
     needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
-    says = r"--agent.buffer-size: a replay of 7.0 GB, twice while saving, does not fit into 10.0 GB, got 1000000"
+    says = r"^replay\.size: a replay of 7.0 GB, twice while saving, does not fit into 10.0 GB, got 1000000"
     with pytest.raises(ValueError, match=rf"{says}; use at most 714000$"):
         memory.check_fits(needed, 1_000_000)
 
@@ -123,9 +126,9 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({}, "JAX reserves 75% (60.0 GB); --gpu-memory changes it"),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}, "JAX reserves 40% (60.0 GB); --gpu-memory changes it"),
-        ({"XLA_CLIENT_MEM_FRACTION": ".5"}, "JAX reserves 50% (60.0 GB); --gpu-memory changes it"),
+        ({}, "JAX reserves 75% (60.0 GB); gpu_memory changes it"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}, "JAX reserves 40% (60.0 GB); gpu_memory changes it"),
+        ({"XLA_CLIENT_MEM_FRACTION": ".5"}, "JAX reserves 50% (60.0 GB); gpu_memory changes it"),
         ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "allocated on demand"),
         ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "allocated on demand"),
     ],
@@ -145,7 +148,7 @@ def test_gpu_memory_option_overrides_jax_memory_variable(gpu, monkeypatch):
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4"
     monkeypatch.setattr(devices, "is_initialized", lambda: True)
     devices.reserve_gpu_memory(0.4)  # a second run in the process, with the same share
-    with pytest.raises(ValueError, match=r"^--gpu-memory: JAX has already started, got 0\.5; set .*=0\.5 "):
+    with pytest.raises(ValueError, match=r"^gpu_memory: JAX has already started, got 0\.5; set .*=0\.5 "):
         devices.reserve_gpu_memory(0.5)
 
 
@@ -155,7 +158,7 @@ def test_gpu_memory_option_warns_on_cpu(gpu, monkeypatch, capsys):
     for started, share in ((False, 0.4), (True, 0.5)):
         monkeypatch.setattr(devices, "is_initialized", lambda started=started: started)
         devices.reserve_gpu_memory(share)
-        assert capsys.readouterr().err == "warning: --gpu-memory: has no effect, because JAX uses the CPU\n"
+        assert capsys.readouterr().err == "warning: gpu_memory: has no effect, because JAX uses the CPU\n"
 
 
 def test_is_initialized_is_true_after_jax_has_started():

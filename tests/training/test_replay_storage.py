@@ -32,14 +32,15 @@ def free(monkeypatch):
     return set_free
 
 
-def planned(env="Breakout-MinAtar", buffer_size=1_000_000, players="", **agent):
-    agent |= {"buffer_size": buffer_size, "learning_starts": 64}
-    settings = load.from_keywords(algo="dqn", env=env, num_envs=8, players=players, agent=agent, devices=1)
+def planned(env="Breakout-MinAtar", players="auto", **replay):
+    replay = {"size": 1_000_000} | replay
+    options = dict(env=env, num_envs=8, players=players, learning_starts=64, devices=1)
+    settings = load.from_keywords(algo="dqn", replay=replay, **options)
     return plan.validate_plan(settings)
 
 
 def storage_of(made):
-    return made.settings.agent.replay_storage, made.settings.agent.replay_compression
+    return made.settings.agent.replay.storage, made.settings.agent.replay.compression
 
 
 def test_auto_replay_storage_is_first_with_enough_room(free):
@@ -58,63 +59,63 @@ def test_auto_replay_storage_is_first_with_enough_room(free):
     assert storage_of(made) == ("host", "zstd") and len(made.agent.learning.resources) == 1
     assert made.needs.replay == on_device - 400 * 1_000_000 + 8
     assert "in the host memory" in made.replay_note and "400.0 MB as they are" in made.replay_note
-    assert storage_of(planned(replay_compression="none")) == ("disk", "none")
+    assert storage_of(planned(compression="none")) == ("disk", "none")
     free(GB // 5, on_disk=GB // 100)
     proposed = r"\d+ \(device\) or \d+ \(host\) or \d+ \(disk\)$"
     with pytest.raises(ValueError, match=rf"does not fit in any storage, got 1000000; use at most {proposed}"):
-        planned(replay_compression="none")
+        planned(compression="none")
 
 
 @pytest.mark.parametrize("storage", ["host", "disk"])
 def test_proposed_buffer_size_fits_and_2_percent_more_does_not(storage, free):
     free(GB // 5, GB // 5)
-    with pytest.raises(ValueError, match=f"with --agent.replay-storage {storage}") as refused:
-        planned(buffer_size=10**7, replay_storage=storage, replay_compression="none")
+    with pytest.raises(
+        ValueError, match=rf"^replay\.size: .* with replay\.storage {storage}, got 10000000; "
+    ) as refused:
+        planned(size=10**7, storage=storage, compression="none")
     proposed = int(re.search(rf"(\d+) \({storage}\)", str(refused.value))[1])
-    assert storage_of(planned(buffer_size=proposed, replay_storage=storage, replay_compression="none"))[0] == storage
+    assert storage_of(planned(size=proposed, storage=storage, compression="none"))[0] == storage
     with pytest.raises(ValueError, match="does not fit"):
-        planned(buffer_size=int(1.02 * proposed), replay_storage=storage, replay_compression="none")
+        planned(size=int(1.02 * proposed), storage=storage, compression="none")
 
 
 def test_replay_compression_applies_to_byte_observations_only(free, monkeypatch, capsys):
     free(100 * GB)
-    assert storage_of(planned("CartPole-v1", replay_storage="host")) == ("host", "none")
-    assert storage_of(planned("CartPole-v1", replay_storage="host", replay_compression="zstd")) == ("host", "none")
+    assert storage_of(planned("CartPole-v1", storage="host")) == ("host", "none")
+    assert storage_of(planned("CartPole-v1", storage="host", compression="zstd")) == ("host", "none")
     assert "observations are not bytes, got zstd; none is used" in capsys.readouterr().err
     monkeypatch.setattr(codec, "is_installed", lambda: False)
-    assert storage_of(planned(replay_storage="host")) == ("host", "none")
+    assert storage_of(planned(storage="host")) == ("host", "none")
     with pytest.raises(ValueError, match=r'zstandard is not installed, got zstd; use none or pip install "jaxrl_fast'):
-        planned(replay_storage="host", replay_compression="zstd")
+        planned(storage="host", compression="zstd")
 
 
 @pytest.mark.parametrize("storage", ["device", "host"])
 def test_placement_does_not_depend_on_replay_storage(storage, free):
     """The number of gradient workers determines the order in which gradients are summed."""
     free(100 * GB)
-    settings = load.from_keywords(algo="dqn", agent={"batch_size": 256, "replay_storage": storage})
+    settings = load.from_keywords(algo="dqn", batch_size=256, replay={"storage": storage})
     assert (
         plan.validate_plan(settings).placement
-        == plan.validate_plan(load.from_keywords(algo="dqn", agent={"batch_size": 256})).placement
+        == plan.validate_plan(load.from_keywords(algo="dqn", batch_size=256)).placement
     )
 
 
 @pytest.mark.parametrize("storage", ["host", "disk"])
 def test_independent_players_require_device_replay_storage(storage, free):
     free(100 * GB)
-    game = dict(env="games/Paddles", players="independent", buffer_size=4096)
-    with pytest.raises(
-        ValueError, match=f"^--agent.replay-storage: must be device for independent players, got {storage}"
-    ):
-        planned(replay_storage=storage, **game)
+    game = dict(env="games/Paddles", players="independent", size=4096)
+    with pytest.raises(ValueError, match=rf"^replay\.storage: must be device for independent players, got {storage}"):
+        planned(storage=storage, **game)
     assert storage_of(planned(**game))[0] == "device"
 
 
 # --replay-dir
 
-RUN = ["dqn", "--env", "CartPole-v1", "--agent.learning-starts", "64", "--agent.buffer-size", "192"]
-ON_DISK = [*RUN, "--agent.replay-storage", "disk"]
+RUN = ["dqn", "--env", "CartPole-v1", "--learning-starts", "64", "--replay.size", "192"]
+ON_DISK = [*RUN, "--replay.storage", "disk"]
 SHORT = ["--total-steps", "256", "--eval-episodes", "1", "--no-tensorboard"]
-SHORT += ["--agent.hidden-sizes", "8", "--agent.batch-size", "16"]
+SHORT += ["--hidden-sizes", "8", "--batch-size", "16"]
 
 
 def refused(capsys, *arguments):
@@ -135,15 +136,15 @@ def test_invalid_replay_dir_is_rejected_in_one_line(tmp_path, monkeypatch, capsy
     (tmp_path / "other" / replay_dir.OWNER).write_text("/a/run\n")
     before = sorted(tmp_path.rglob("*"))
     folder = lambda name: ["--replay-dir", str(tmp_path / name)]
-    assert "--replay-dir: must be a folder" in refused(capsys, *ON_DISK, *folder("file"))
-    assert "--replay-dir: must be new or empty" in refused(capsys, *ON_DISK, *folder("full"))
-    assert "--replay-dir: has the replay of another run, /a/run" in refused(capsys, *ON_DISK, *folder("other"))
-    assert "--replay-dir: requires --agent.replay-storage host or disk, which ppo does not have" in refused(
+    assert "replay_dir: must be a folder" in refused(capsys, *ON_DISK, *folder("file"))
+    assert "replay_dir: must be new or empty" in refused(capsys, *ON_DISK, *folder("full"))
+    assert "replay_dir: has the replay of another run, /a/run" in refused(capsys, *ON_DISK, *folder("other"))
+    assert "replay_dir: requires replay.storage host or disk, which ppo does not have" in refused(
         capsys, "ppo", *folder("new")
     )
-    assert "host or disk, got device" in refused(capsys, *RUN, "--agent.replay-storage", "device", *folder("new"))
+    assert "host or disk, got device" in refused(capsys, *RUN, "--replay.storage", "device", *folder("new"))
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    assert f"--replay-dir: {tmp_path} cannot be written" in refused(capsys, *ON_DISK, *folder("new"))
+    assert f"replay_dir: {tmp_path} cannot be written" in refused(capsys, *ON_DISK, *folder("new"))
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000 if "new" in str(path) else 10 * GB)
     monkeypatch.setattr(os, "access", lambda *_: True)
     assert re.search(r"use at most \d+ \(device\) or ", refused(capsys, *ON_DISK, *folder("new")))
@@ -158,7 +159,7 @@ def test_replay_dir_holds_files_of_one_run(tmp_path, capsys):
     shutil.copytree(run, tmp_path / "copy", symlinks=True)
     assert "has the replay of another run" in refused(capsys, "--resume", str(tmp_path / "copy"))
     line = refused(capsys, "--resume", str(run), "--replay-dir", str(folder))
-    assert line.startswith("--replay-dir: cannot be combined with --resume")
+    assert line.startswith("replay_dir: cannot be combined with resume, which")
     folder.rename(aside)
     assert f"there is no {folder / 'replay'}; move the files back" in refused(capsys, "--resume", str(run))
     aside.rename(folder)

@@ -38,7 +38,7 @@ from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.types import Agent, Decision
 from jaxrl_fast.utils import compile_cache, devices, locks, signals
-from tests.helpers import probes, run_chunks_by
+from tests.helpers import probes, run_chunks_by, slow
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -134,6 +134,7 @@ def test_chunks_are_longer_if_each_copies_large_state(keeps_state, expected):
     assert dispatcher.Dispatcher(copying, state, num_seeds=1).chunk_s == expected * dispatcher.CHUNK_S
 
 
+@pytest.mark.slow
 def test_chunk_duration_affects_only_recorded_times(tmp_path, monkeypatch):
     line = "--log-every 88 --eval-every 132"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
@@ -449,7 +450,7 @@ def test_device_arrays_do_not_accumulate_over_chunks(tmp_path, monkeypatch):
     assert len(alive) == 30 and alive[-2] <= alive[4]
 
 
-@pytest.mark.parametrize("seeds", ["", "--num-seeds 5"])
+@pytest.mark.parametrize("seeds", ["", slow("--num-seeds 5")])
 def test_training_makes_no_implicit_host_device_transfers(seeds, tmp_path, monkeypatch):
     """A transfer of a number to the device or back in every chunk would make the device wait."""
     train_, moved = trainer.Trainer.train, []
@@ -475,7 +476,7 @@ def test_host_environment_rejects_several_seeds(monkeypatch, capsys, tmp_path):
     make = envs.make
     monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(host=HostEnv()))
     assert train.main(["ppo", "--num-seeds", "2"]) == 2
-    assert "--num-seeds: must be 1" in capsys.readouterr().err
+    assert "num_seeds: must be 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "envs", "plot"])
@@ -535,7 +536,7 @@ def test_lock_is_released_when_run_fails_before_training(module, broken, tmp_pat
 
 
 ODD_PLACES = {
-    "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: must be a whole number"),
+    "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: seed: must be a whole number"),
     "no words but ASCII": ("-c 'from jaxrl_fast import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
     "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     train an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"jaxrl_fast {jaxrl_fast.__version__}, jax {jax.__version__}\n"),
@@ -617,7 +618,7 @@ def test_dqn_prints_gradient_steps_and_memory_before_compiling(tmp_path, monkeyp
 
     monkeypatch.setattr(program, "build", fail)
     monkeypatch.setattr(training_memory, "free_bytes", lambda *_: 24 * 10**9)
-    options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.buffer-size 100k"
+    options = "--replay-ratio 0.25 --batch-size 1024 --learning-starts 5k --replay.size 100k"
     with pytest.raises(RuntimeError, match="enough"):
         train.main(f"dqn --num-envs 8 {options} --run-dir {tmp_path / 'run'}".split())
     said = capsys.readouterr().out.splitlines()
@@ -627,7 +628,7 @@ def test_dqn_prints_gradient_steps_and_memory_before_compiling(tmp_path, monkeyp
     assert "parameters 147.6 kB" in sizes and "replay 3.0 MB" in sizes and "24.0 GB free" in sizes
 
 
-@pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
+@pytest.mark.parametrize(("line", "kept"), [("", True), slow("--no-compile-cache", False)])
 def test_train_caches_compiled_programs_by_default(line, kept, tmp_path, monkeypatch, capsys):
     before = jax.config.values["jax_compilation_cache_dir"]
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)  # for any compile time
@@ -687,7 +688,8 @@ def fitted(tmp_path_factory):
         eval_episodes=8,
         run_dir=str(tmp_path_factory.mktemp("fit") / "run"),
         log_level="quiet",
-        agent={"rollout_length": 16, "hidden_sizes": (8,)},
+        rollout_length=16,
+        hidden_sizes=(8,),
     )
 
 
@@ -729,7 +731,7 @@ def test_run_folder_has_expected_files_and_metadata(fitted):
     }
     assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
-    assert written["agent"]["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"
+    assert written["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"
     assert written["meta"]["versions"]["jax"] == jax.__version__ and written["meta"]["device"] == devices.device()
     summary = fitted.summary
     wanted = """algo env_id num_envs num_seeds env_steps train_time_s compile_time_s env_steps_per_s final_return_mean
@@ -752,17 +754,17 @@ def test_run_folder_has_expected_files_and_metadata(fitted):
 
 def test_config_of_run_is_valid_preset(fitted):
     again = load.from_command_line(["--config", str(fitted.folder / "config.yaml")])
-    assert again.options.total_steps == 1000 and again.agent.hidden_sizes == (8,)
+    assert again.options.total_steps == 1000 and again.agent.network.hidden_sizes == (8,)
     assert again.options.env_options == {"max_steps_in_episode": 20}
 
 
 def test_fit_raises_error_messages_of_command_line(fitted):
-    with pytest.raises(ValueError, match=r"num_env: unknown option; did you mean num_envs"):
+    with pytest.raises(ValueError, match=r"^num_env: unknown option; did you mean num_envs"):
         jaxrl_fast.fit("ppo_cartpole", num_env=3)
-    with pytest.raises(ValueError, match=r"^(--)?run.dir: must be a new or empty folder, got .*; choose another"):
+    with pytest.raises(ValueError, match=r"^run_dir: must be a new or empty folder, got .*; choose another"):
         jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))
-    with pytest.raises(ValueError, match=r"agent\.gamma: must be at least 0 and at most 1, got 2\.0"):
-        jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
+    with pytest.raises(ValueError, match=r"^gamma: must be at least 0 and at most 1, got 2\.0"):
+        jaxrl_fast.fit("ppo_cartpole", gamma=2)
 
 
 def test_run_dir_may_be_empty_folder_but_not_hold_files(tmp_path):
@@ -772,7 +774,7 @@ def test_run_dir_may_be_empty_folder_but_not_hold_files(tmp_path):
     (tmp_path / locks.LOCK).touch()
     assert directory.chosen(options) == tmp_path
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(ValueError, match=r"^(--)?run.dir: must be a new or empty folder, got .*; choose another"):
+    with pytest.raises(ValueError, match=r"^run_dir: must be a new or empty folder, got .*; choose another"):
         directory.chosen(options)
 
 
@@ -786,7 +788,7 @@ def test_make_plan_rejects_folder_taken_by_concurrent_run(tmp_path, monkeypatch)
         return folder
 
     monkeypatch.setattr(directory, "make", make_and_lose)
-    with pytest.raises(ValueError, match=r"^(--)?run.dir: must be a new or empty folder, got .*; choose another"):
+    with pytest.raises(ValueError, match=r"^run_dir: must be a new or empty folder, got .*; choose another"):
         planning.make_plan(load.from_keywords("ppo_cartpole", run_dir=str(tmp_path)))
     locks.Lock(tmp_path).release()  # the lock is free
 
@@ -821,7 +823,7 @@ def test_program_larger_than_free_memory_is_not_started(tmp_path, capsys, monkey
 
 def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = "ppo --env CartPole-v1 --num-envs 8 --total-steps 10k --agent.rollout-length 16 --seed 3 --dry-run"
+    line = "ppo --env CartPole-v1 --num-envs 8 --total-steps 10k --rollout-length 16 --seed 3 --dry-run"
     assert train.main(line.split()) == 0
     said = capsys.readouterr().out
     for words in (
@@ -834,7 +836,7 @@ def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
     ):
         assert words in said, words
     assert not list(tmp_path.iterdir())
-    assert train.main([*line.split(), "--agent.num-minibatches", "7"]) == 2
+    assert train.main([*line.split(), "--num-minibatches", "7"]) == 2
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
     assert train.main([*line.split(), "--run-dir", "taken"]) == 2
@@ -842,6 +844,7 @@ def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
         jaxrl_fast.fit("ppo_cartpole", dry_run=True)
 
 
+@pytest.mark.slow
 def test_summary_failure_is_error_raised_by_environment(tmp_path):
     """JAX reports the traceback of a callback, with the error in its last line."""
 
@@ -905,7 +908,7 @@ def test_peak_memory_excludes_parent_process():
     assert 5_000 < int(done.stdout) < 100_000
 
 
-@pytest.mark.parametrize(("variable", "number"), [("", None), ("1", 1), ("3", 3)])
+@pytest.mark.parametrize(("variable", "number"), [("", None), ("3", 3)])
 def test_jax_num_cpu_devices_variable_sets_number_of_devices(variable, number):
     """Use a subprocess, since JAX reads the variable once."""
     script = "import jax; from jaxrl_fast.utils import devices; devices.configure_cpu_devices(); "

@@ -21,7 +21,7 @@ class Options:
     out: str = option("", "Folder to create. Default: a new folder export-FORMAT in the run directory.")
     seed: int | None = option(None, "Training seed of the run to export; none: the first.", bounds=Bounds(0, MAX_INDEX))
     member: dict[str, Any] = option(
-        {}, "For a run of a sweep with several members: values that select one, such as agent.gamma=0.9."
+        {}, "For a run of a sweep with several members: values that select one, such as gamma=0.9."
     )
     which: Literal["best", "last"] = option(
         "best", "Checkpoint: best = highest mean evaluation return over all seeds; last = newest."
