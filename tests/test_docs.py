@@ -255,6 +255,20 @@ def test_documented_commands_can_be_parsed(page):
             load.from_command_line(line.split())
 
 
+def test_refusal_of_an_option_in_the_reference_is_the_message_of_the_command():
+    (told,) = re.findall(r"^error: (.*)$", PAGES["docs/reference/cli.md"], re.MULTILINE)
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        load.from_command_line(["ppo", "--memory.size", "64"])
+
+
+@pytest.mark.parametrize("name", ["memory", "output", "total_steps", "all"])
+def test_topics_of_help_in_the_reference_exist(name, capsys):
+    assert f"| `--help {name}` |" in PAGES["docs/reference/cli.md"]
+    with pytest.raises(SystemExit) as end:
+        load.from_command_line(["ppo", "--help", name])
+    assert end.value.code == 0 and capsys.readouterr().out
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_documented_presets_are_shipped(page):
     named = set(
