@@ -222,9 +222,12 @@ def test_every_algorithm_page_has_same_headings_in_order():
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_options_with_advice_exist(algo):
     advice = PAGES[f"docs/algorithms/{algo}.md"].split("When to change them:")[1].split("\n## ")[0]
-    heads = re.findall(r"^- ([^:]*):", advice, re.MULTILINE)
-    named = {name for line in heads for name in re.findall(r"`([\w.]+)[`:]", line)}
-    assert named and named <= {*all_options(ALGORITHMS[algo]())}
+    heads = [line.partition("`: ")[0] for line in re.findall(r"^- (.*)$", advice, re.MULTILINE)]
+    named = {pair for line in heads for pair in re.findall(r"`([\w.]+)(?:: (\w+))?", line)}
+    parts = {name: known.parts for name, known in options_of(ALGORITHMS[algo]).items()}
+    assert {name for name, _ in named} <= {*all_options(ALGORITHMS[algo]())}
+    assert all(word in parts[name] for name, word in named if word and parts[name])
+    assert len(named) > 4
 
 
 def test_options_in_migration_guide_exist():
