@@ -59,9 +59,7 @@ def main():
     parser.add_argument("--threads", type=int, default=0, help="threads of the emulator; 0: one per core")
     parser.add_argument("--async-pools", default="0,1,2", help="pools that step while the policy computes; 0: none")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="contenders to time")
-    parser.add_argument(
-        "--host.bridge", dest="bridge", default="auto", help="how programs call the emulators: auto, ffi or callback"
-    )
+    parser.add_argument("--host.bridge", dest="bridge", default="auto", help="calls of emulators: auto, ffi, callback")
     parser.add_argument("--output", default="")
     parser.add_argument("--append", action="store_true", help="keep the cases that the output has already")
     args = parser.parse_args()

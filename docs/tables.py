@@ -519,7 +519,7 @@ def atari_speed(name: str) -> str:
             words = [short(x) if x else "" for x in (*emulators, *cells)]
             rows.append([f"`{case['preset']}`", str(case["num_envs"]), words[0], words[1], f"`{pools}`", *words[2:]])
     header = ["preset", "environments", "envpool alone, synchronous", "envpool alone, asynchronous", "pools"]
-    return grid([*header, "acting", "training", "training with `--overlap`"], rows)
+    return grid([*header, "acting", "training", "training with `--host.overlap`"], rows)
 
 
 # The README's tables have fewer rows and columns.

@@ -222,9 +222,12 @@ def test_every_algorithm_page_has_same_headings_in_order():
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_options_with_advice_exist(algo):
     advice = PAGES[f"docs/algorithms/{algo}.md"].split("When to change them:")[1].split("\n## ")[0]
-    heads = re.findall(r"^- ([^:]*):", advice, re.MULTILINE)
-    named = {name for line in heads for name in re.findall(r"`([\w.]+)[`:]", line)}
-    assert named and named <= {*all_options(ALGORITHMS[algo]())}
+    heads = [line.partition("`: ")[0] for line in re.findall(r"^- (.*)$", advice, re.MULTILINE)]
+    named = {pair for line in heads for pair in re.findall(r"`([\w.]+)(?:: (\w+))?", line)}
+    parts = {name: known.parts for name, known in options_of(ALGORITHMS[algo]).items()}
+    assert {name for name, _ in named} <= {*all_options(ALGORITHMS[algo]())}
+    assert all(word in parts[name] for name, word in named if word and parts[name])
+    assert len(named) > 4
 
 
 def test_options_in_migration_guide_exist():
@@ -253,6 +256,20 @@ def test_documented_commands_can_be_parsed(page):
     for line in COMMAND.findall(PAGES[page]):
         if not re.search("my_package|hill_climbing|penalized_ppo|clipped_sac|--resume|--help", line):
             load.from_command_line(line.split())
+
+
+def test_refusal_of_an_option_in_the_reference_is_the_message_of_the_command():
+    (told,) = re.findall(r"^error: (.*)$", PAGES["docs/reference/cli.md"], re.MULTILINE)
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        load.from_command_line(["ppo", "--memory.size", "64"])
+
+
+@pytest.mark.parametrize("name", ["memory", "output", "total_steps", "all"])
+def test_topics_of_help_in_the_reference_exist(name, capsys):
+    assert f"| `--help {name}` |" in PAGES["docs/reference/cli.md"]
+    with pytest.raises(SystemExit) as end:
+        load.from_command_line(["ppo", "--help", name])
+    assert end.value.code == 0 and capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES)

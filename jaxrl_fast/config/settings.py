@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast import agents
 from jaxrl_fast.config.convert import convert
-from jaxrl_fast.config.parts import choose, find, known_options, read_values, to_plain, with_values
+from jaxrl_fast.config.parts import apart, choose, find, known_options, read_values, to_plain, with_values
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names, one
@@ -127,7 +127,7 @@ def resolve(asked: Request) -> Settings:
     known = known_options(given)
     values = {path: value for path, value in of_preset.items() if path in known}
     values = read_values(asked.given, known, values, given, asked.algo)
-    named = {find(s, known, given, asked.algo).name for s in asked.given}
+    named = {find(s, known, given, asked.algo).name for s in apart(asked.given, known)}
     for name, remedy in REMEDIES.items():
         _check_arguments(name, values.get(name, {}), remedy)
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])

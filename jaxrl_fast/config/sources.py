@@ -53,7 +53,7 @@ def tokenize(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
 def from_mapping(mapping: Mapping[str, Any], origin: Any = str) -> list[Setting]:
     """Return the settings of a mapping, as in a preset: {"num_envs": 64, "memory": {"kind": "gru", "size": 256}}.
 
-    The options of the algorithm may stand in a mapping of their own, `agent`.
+    The options of the algorithm may stand in a separate mapping, `agent`.
     """
     agent = mapping.get("agent", {})
     if not isinstance(agent, Mapping):

@@ -1,7 +1,7 @@
 """Declare every option and its default. Only the standard library is imported, so that `--help` is fast.
 
 An algorithm's options are the fields of a frozen dataclass: one of ALGORITHMS, or the `Config` of a custom module. A
-field is an option (`declare.option`) or holds one of several parts (`declare.choice`), each with options of its own.
+field is an option (`declare.option`) or holds one of several parts (`declare.choice`), each with separate options.
 Every field has a default. `rollout_length` (a number, or "auto") is required. `algorithm.Algorithm` lists what a run
 asks of these records; the record of a custom algorithm may define any of it.
 

@@ -1,6 +1,6 @@
 """Declare options on dataclass fields: default, meaning, bounds, and uses in sweeps and resumes.
 
-An option belongs to the part that uses it. A part is a record of its own options. `choice` declares a field that holds
+An option belongs to the part that uses it. A part is a record of options. `choice` declares a field that holds
 one of several parts, and choosing a part brings its options into existence. An option's name is its path through the
 parts: "learning_rate", "memory" (which part), "memory.size". Only the standard library is imported.
 """

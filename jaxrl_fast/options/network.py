@@ -29,7 +29,7 @@ class Network(Part):
         "How observations [H, W] and [H, W, C] are read: image (pixels, divided by 255), board (unscaled) or vector "
         "(unscaled and flattened). auto: image for uint8 with sides of 16 or more.",
     )
-    layer_norm = False  # an option of networks without normalization of their own
+    layer_norm = False  # an option of networks that do not normalize
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Network(Part):
 
 @dataclass(frozen=True)
 class Plain(Network):
-    """A torso without normalization of its own."""
+    """A torso to which layer normalization can be added."""
 
     layer_norm: bool = option(
         False,

@@ -16,6 +16,7 @@ from jaxrl_fast.config.sources import from_mapping, tokenize
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import Part, choice, complete, configure, option, options_of, replace, value_of
 from jaxrl_fast.options.dqn import DQN
+from jaxrl_fast.options.host import Host
 from jaxrl_fast.options.memory import NoMemory, OfReplay, Recurrent
 from jaxrl_fast.options.ppo import PPO
 from jaxrl_fast.sweep import __main__ as sweep_command
@@ -208,6 +209,12 @@ def test_given_part_drops_the_options_of_the_preset_that_it_does_not_have(data):
     settings = settings_of(algo, {path: preset}, {path: after.kind})
     kept = {name: value_of(preset, name) for name in options_of(after) if name in options_of(before)}
     assert getattr(settings.agent, path) == replace(after, kept)
+
+
+def test_part_without_alternatives_is_given_as_a_mapping():
+    host = {"workers": 2, "async_pools": 1}
+    for settings in (settings_of("ppo", {}, {"host": host}), settings_of("ppo", {"host": host})):
+        assert settings.options.host == Host(workers=2, async_pools=1)
 
 
 @given(records())
