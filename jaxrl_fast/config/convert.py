@@ -88,9 +88,10 @@ def expected(option: Option) -> str:
 
 
 def _expected(kind: Any, words: Sequence[str] = ()) -> str:
-    found = [f"{EXPECTED[k]}" for k in _kinds(kind) if k in EXPECTED]
-    found += [repr(a) for k in _kinds(kind) if typing.get_origin(k) is Literal for a in typing.get_args(k)]
-    return " or ".join((*found, *map(repr, words)))
+    kinds = _kinds(kind)
+    found = [EXPECTED[k] for k in kinds if k in EXPECTED and k is not Importable]
+    found += [repr(a) for k in kinds if typing.get_origin(k) is Literal for a in typing.get_args(k)]
+    return " or ".join((*found, *map(repr, words), *(EXPECTED[k] for k in kinds if k is Importable)))
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:

@@ -269,19 +269,19 @@ def test_protocol_option_resets_rewards_of_run_config(tmp_path, protocol, reward
 @pytest.mark.parametrize(
     ("decided", "expected"),
     [
-        (["protocol", "quarantine", "rewards", "replay.storage"], ("", None, "auto", "auto")),
-        (["quarantine"], ("dqn2015", None, "sign", "disk")),  # the others were given
+        (["protocol", "rewards", "replay.storage"], ("", "auto", "auto")),
+        (["replay.storage"], ("dqn2015", "sign", "auto")),  # the others were given
     ],
 )
 def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, decided, expected):
     path = tmp_path / "config.yaml"
-    content = {"algo": "dqn", "env": "envpool/Pong-v5", "protocol": "dqn2015", "quarantine": False}
+    content = {"algo": "dqn", "env": "envpool/Pong-v5", "protocol": "dqn2015"}
     content |= {"rewards": "sign", "replay": {"kind": "uniform", "size": 5000, "storage": "disk"}, "num_envs": 4}
     path.write_text(yaml.safe_dump(content | {"meta": {"format": 3, "decided": decided}}))
-    of = lambda read: tuple(map(read.value, ("protocol", "quarantine", "rewards", "replay.storage")))
+    of = lambda read: tuple(map(read.value, ("protocol", "rewards", "replay.storage")))
     other = parse(f"--config {path} --env envpool/Breakout-v5")
     assert of(other) == expected and other.options.num_envs == 4 and other.agent.replay.size == 5000
-    assert of(parse(f"--config {path}")) == ("dqn2015", False, "sign", "disk")
+    assert of(parse(f"--config {path}")) == ("dqn2015", "sign", "disk")
     path.write_text(yaml.safe_dump(content))  # a preset of a user, whose values are explicit
     assert of(parse(f"--config {path} --env envpool/Breakout-v5")) == of(parse(f"--config {path}"))
 
@@ -289,9 +289,9 @@ def test_other_environment_drops_what_the_run_of_a_config_decided(tmp_path, deci
 @pytest.mark.parametrize(
     ("line", "decided"),
     [
-        ("dqn --env CartPole-v1", ("quarantine", "replay.storage")),
+        ("dqn --env CartPole-v1", ("replay.storage",)),
         ("dqn --env CartPole-v1 --wrap quarantine --replay.storage device", ()),
-        ("ppo --env CartPole-v1", ("quarantine",)),
+        ("ppo --env CartPole-v1", ()),
     ],
 )
 def test_plan_names_options_that_it_decided(line, decided):
@@ -348,7 +348,8 @@ def test_help_lists_every_option_without_importing_array_libraries():
     ).stdout
     assert said.endswith("[]\n")
     assert "77" in said and "475" in said  # the preset's values, and what overrides them
-    for name in (*OF_RUN, *options_of(PPO)):
+    options = OF_RUN | options_of(PPO)
+    for name in (name for name, option in options.items() if "" not in option.parts):
         assert f"--{SINGULAR.get(name, name).replace('_', '-')} " in said.replace(",", " "), name
 
 
@@ -359,7 +360,7 @@ MISTAKES = [
     ("ppo --activation gelu", ["error: activation: ", "'gelu'", "'tanh'", "'relu'"]),
     (
         "ppo --network mlpp",
-        ["error: network: must be a class (package.module:Class) or", "'mlpp'; did you mean mlp?\n"],
+        ["error: network: must be 'auto' or", " or a class (package.module:Class), got 'mlpp'; did you mean mlp?\n"],
     ),
     ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
     ("ppo --name a/../../b", ["error: name: ", "got 'a/../../b'", "run_dir"]),
@@ -576,7 +577,7 @@ MISTAKES = [
     ("sac --env Pendulum-v1 --replay.storage hots", ["error: replay.storage: must be ", "did you mean host?\n"]),
     ("dqn --n-step 0", ["error: n_step: ", "at least 1"]),
     ("dqn --value c51 --value.atoms 1", ["value.atoms: must be at least 2"]),
-    ("dqn --value c52", ["error: value: must be 'mean' or 'c51' or 'quantile', got 'c52'; did you mean c51?\n"]),
+    ("dqn --value c52", ["error: value: must be 'mean' or 'c51' or 'quantile' or a class (package.module:Class), got 'c52'; did you mean c51?\n"]),
     (
         "dqn --value c51 --v-min 3 --v-max 3",
         ["v_min: must be less than v_max (3.0), got 3.0;"],
@@ -587,7 +588,7 @@ MISTAKES = [
         "dqn --value.loss huber --value c51",
         ["value.loss: value c51 has no such option, got huber; use value mean or quantile\n"],
     ),
-    ("dqn --value.atoms 51", ["value.atoms: value mean has no such option, got 51; use value c51 or quantile\n"]),
+    ("dqn --value.atoms 51", ["value.atoms: value mean has no such option, got 51; use value c51, quantile or MODULE:CLASS\n"]),
     (
         "dqn --value quantile --v-max 9",
         ["v_max: value quantile has no such option, got 9; use value c51\n"],

@@ -233,8 +233,8 @@ MISTAKES = [
     ("dqn --memory gru --memory.sise 3", "memory.sise: unknown option; did you mean memory.size?"),
     ("dqn --memory gru --sequence-lenth 3", "sequence_lenth: unknown option; did you mean memory.sequence_length?"),
     ("dqn --memroy gru", "memroy: unknown option; did you mean memory or gpu_memory?"),
-    ("ppo --memory.size 64", "memory.size: memory none has no such option, got 64; use memory gru, lstm or lru"),
-    ("ppo --sequence-length 8", "sequence_length: memory none has no such option, got 8; use memory gru, lstm or lru"),
+    ("ppo --memory.size 64", "memory.size: memory none has no such option, got 64; use memory gru, lstm, lru or MODULE:CLASS"),
+    ("ppo --sequence-length 8", "sequence_length: memory none has no such option, got 8; use memory gru, lstm, lru or MODULE:CLASS"),
     ("dqn --replay.alpha 0.6", "replay.alpha: replay uniform has no such option, got 0.6; use replay prioritized"),
     ("ppo --schedule.target 0.1", "schedule.target: schedule linear has no such option, got 0.1; use schedule kl"),
     ("ppo --players.pool 3", "players.pool: players auto has no such option, got 3; use players self-play"),
@@ -242,8 +242,8 @@ MISTAKES = [
         "ppo --network.options a=1",
         "network.options: network auto has no such option, got a=1; use network MODULE:CLASS",
     ),
-    ("ppo --memory grru", "memory: must be 'none' or 'gru' or 'lstm' or 'lru', got 'grru'; did you mean gru?"),
-    ("ppo --memory", "memory: needs a value; give 'none' or 'gru' or 'lstm' or 'lru'"),
+    ("ppo --memory grru", "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?"),
+    ("ppo --memory", "memory: needs a value; give 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class)"),
     ("ppo --memory gru lstm", "memory: takes one value, got gru lstm"),
     (
         "dqn --memory gru --size 64",
@@ -276,10 +276,10 @@ def test_mistake_about_a_part_is_one_line(line, message):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"memory": {"size": 3}}, "memory.size: memory none has no such option, got 3; use memory gru, lstm or lru"),
+        ({"memory": {"size": 3}}, "memory.size: memory none has no such option, got 3; use memory gru, lstm, lru or MODULE:CLASS"),
         ({"memory": {"kind": "gru", "sise": 3}}, "memory.sise: unknown option; did you mean memory.size?"),
         ({"memory": {"kind": "gru", "size": "x"}}, "memory.size: must be a whole number (64, 64k, 10M, 1e6), got 'x'"),
-        ({"memory": 3}, "memory: must be 'none' or 'gru' or 'lstm' or 'lru', got 3"),
+        ({"memory": 3}, "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 3"),
         ({"memory": "gru", "agent": {"memory": "gru"}}, "memory: given twice; keep one"),
     ],
 )
@@ -362,14 +362,14 @@ def test_sweep_over_parts_from_python():
     [
         (
             "ppo --memory none,gru --memory.size 64,128",
-            "memory.size: memory none has no such option, got 64; use memory gru, lstm or lru",
+            "memory.size: memory none has no such option, got 64; use memory gru, lstm, lru or MODULE:CLASS",
         ),
         (
             "ppo --memory.size 64,128",
-            "memory.size: memory none has no such option, got 64,128; use memory gru, lstm or lru",
+            "memory.size: memory none has no such option, got 64,128; use memory gru, lstm, lru or MODULE:CLASS",
         ),
         ("ppo --memory gru,gru", "memory: has gru twice; keep one"),
-        ("ppo --memory gru,grru", "memory: must be 'none' or 'gru' or 'lstm' or 'lru', got 'grru'; did you mean gru?"),
+        ("ppo --memory gru,grru", "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?"),
         ("ppo --memory gru --memory.sise 1,2", "memory.sise: unknown option; did you mean memory.size?"),
         ("ppo --no-retrry", "no_retrry: unknown option; did you mean retry?"),
     ],
@@ -454,7 +454,7 @@ def test_short_help_has_at_most_120_lines_and_one_for_each_part(algo, capsys, mo
 
 def test_help_of_a_part_shows_the_options_of_its_alternatives(capsys, monkeypatch):
     shown = help_text("dqn --help memory", capsys, monkeypatch)
-    assert shown.startswith("  --memory none|gru|lstm|lru ")
+    assert shown.startswith("  --memory none|gru|lstm|lru|MODULE:CLASS")
     assert "\n--memory gru, lstm, lru: A recurrent layer that is trained on sequences of a replay.\n" in shown
     assert "--memory.size N" in shown and "--memory.burn-in N" in shown and "(default: 40, >= 1)" in shown
     assert "--replay" not in shown

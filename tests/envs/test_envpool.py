@@ -521,7 +521,7 @@ def test_pool_falls_back_to_callback_with_warning_when_ffi_is_unavailable(monkey
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
     assert any("jaxlib is another" in line for line in env.view.warnings) and not env.view.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
-    with pytest.raises(ValueError, match=r"host_bridge: .* \(jaxlib is another\), got ffi"):
+    with pytest.raises(ValueError, match=r"host.bridge: .* \(jaxlib is another\), got ffi"):
         envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, bridge="ffi"))
 
 

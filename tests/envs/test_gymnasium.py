@@ -606,7 +606,7 @@ def test_choose_num_workers_follows_step_time_and_cores(step_s, compute_s, num_e
 
 
 def test_env_workers_is_rejected_for_gymnax():
-    with pytest.raises(ValueError, match="env_workers: gymnax/CartPole-v1 has no worker processes, got 2"):
+    with pytest.raises(ValueError, match="host.workers: gymnax/CartPole-v1 has no worker processes, got 2"):
         envs.make("gymnax/CartPole-v1", 2, TWO)
 
 
@@ -615,7 +615,7 @@ def test_callback_steps_environments_when_c_kernels_are_disabled(monkeypatch):
     expected = run(envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(bridge="ffi")), actions)
     monkeypatch.setenv("JAXRL_FAST_KERNELS", "xla")
     jax.tree.map(np.testing.assert_array_equal, expected, run(envs.make(f"{MODULE}:Walk", 2, LOCAL), actions))
-    says = r"host_bridge: .* cannot be called from C \(JAXRL_FAST_KERNELS is xla\), got ffi; use callback"
+    says = r"host.bridge: .* cannot be called from C \(JAXRL_FAST_KERNELS is xla\), got ffi; use callback"
     with pytest.raises(ValueError, match=says):
         envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(bridge="ffi"))
 

@@ -283,8 +283,8 @@ def test_observation_of_wrong_shape_is_rejected():
     ("config", "says"),
     [
         (CONFIG._replace(protocol="dqn2015"), "protocol: counting/Up-v0 is not an Atari game, got dqn2015"),
-        (CONFIG._replace(num_async_pools=4), "async_pools: 6 environments do not divide into 4 pools, got 4"),
-        (CONFIG._replace(bridge="ffi"), "host_bridge: counting/Up-v0 has no XLA calls, got ffi; use callback"),
+        (CONFIG._replace(num_async_pools=4), "host.async_pools: 6 environments do not divide into 4 pools, got 4"),
+        (CONFIG._replace(bridge="ffi"), "host.bridge: counting/Up-v0 has no XLA calls, got ffi; use callback"),
     ],
 )
 def test_make_rejects_options_that_backend_does_not_support(config, says):

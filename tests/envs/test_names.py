@@ -113,7 +113,7 @@ def check(text):
 CASES = [  # the environment's class, what is done with it, and the message
     (Counter, lambda env: fit(env, env_options={"nope": 1}), "{} has no option 'nope'"),
     (Counter, lambda env: fit(env, protocol="dqn2015"), "protocol: {} is not an Atari game, got dqn2015"),
-    (Counter, lambda env: fit(env, async_pools=1), "async_pools: {} runs on the device and has no pools, got 1"),
+    (Counter, lambda env: fit(env, async_pools=1), "host.async_pools: {} runs on the device and has no pools, got 1"),
     (Half, fit, "{} lacks step_env, is_truncated, action_space of gymnax's interface"),
     (Odd, fit, "{}: unsupported action space, got"),
     (Broken, fit, r"{}: tracing it failed with RuntimeError: no step \(test_names.py:\d+, in step_env\)"),

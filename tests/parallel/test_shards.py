@@ -147,7 +147,7 @@ def test_async_pools_reduce_default_shards_and_reject_indivisible_devices():
     """By default there are fewer shards. An explicit `devices` is rejected with both numbers in the message."""
     line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--rollout-length", "32", "--async-pools", "2")
     assert divided(*line)[2].num_shards == 2
-    with pytest.raises(ValueError, match=r"async_pools: 4 environments .* on each of 4 devices, got 2"):
+    with pytest.raises(ValueError, match=r"host.async_pools: 4 environments .* on each of 4 devices, got 2"):
         divided(*line, "--devices", "4")
 
 
