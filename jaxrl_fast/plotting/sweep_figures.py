@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
-from jaxrl_fast.config.population import Label, by_member
+from jaxrl_fast.config.population import LABEL, Label, by_member
 from jaxrl_fast.metrics.statistics import bootstrap, iqm
 from jaxrl_fast.plotting import curves
 from jaxrl_fast.utils import warnings
@@ -157,7 +157,7 @@ def records_of_row(row: Row, members: Members) -> Sequence[Row]:
     """Return the records of a row's training."""
     found = members[row["program"]]
     names = [name for name, _ in next(iter(found), ())]  # the same for all members of a program
-    return found.get(tuple((name, row[name]) for name in names), ())
+    return found.get(tuple((name, row[name.removeprefix(LABEL)]) for name in names), ())
 
 
 def series(group: Sequence[Row], members: Members) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
