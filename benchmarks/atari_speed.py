@@ -36,9 +36,9 @@ import side_by_side
 
 from jaxrl_fast import agents, envs
 from jaxrl_fast.config import load
-from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import tasks
+from jaxrl_fast.envs.host import pool as host_pool
 from jaxrl_fast.parallel import collectives, program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.training import build

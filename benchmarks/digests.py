@@ -286,12 +286,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 ARRAYS, EVALUATION = "checkpoints/*/*.safetensors", "evaluation.json"  # in a run's folder
 # Words in the names of numbers that differ between two runs with the same bits.
-CLOCKS = {"time", "times", "s", "second", "seconds", "sps", "speed", "share", "duration", "memory", "mb"}
+CLOCKS = {"idle", "time", "times", "s", "second", "seconds", "sps", "speed", "share", "duration", "memory", "mb"}
 
 
 def train_run(folder: Path, preset: str | None = None, **options: Any) -> jaxrl_fast.Run:
-    """Train a run in this folder."""
-    return jaxrl_fast.fit(preset, **COMMON | options, run_dir=str(folder))
+    """Train a run in this folder. Raise RuntimeError if a signal has stopped it, since its digests would differ."""
+    run = jaxrl_fast.fit(preset, **COMMON | options, run_dir=str(folder))
+    if run.summary["status"] != "done":
+        raise RuntimeError(f"the run has ended early: {run.summary['status']}")
+    return run
 
 
 def train_and_resume(folder: Path, first: dict[str, Any], then: dict[str, Any]) -> jaxrl_fast.Run:

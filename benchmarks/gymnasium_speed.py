@@ -204,8 +204,8 @@ def crossing() -> dict:
     import numpy as np
 
     from jaxrl_fast import envs
-    from jaxrl_fast.envs import host_pool
-    from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+    from jaxrl_fast.envs.host import pool as host_pool
+    from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 
     num_steps, found = 1000, {}
     for num_envs in (8, 64):

@@ -367,7 +367,7 @@ def ffi() -> dict:
 
     from jaxrl_fast import envs
     from jaxrl_fast.envs.envpool import pool
-    from jaxrl_fast.envs.host_config import HostEnvConfig
+    from jaxrl_fast.envs.host.config import HostEnvConfig
 
     def play(path):
         env = envs.make("envpool/Pong-v5", 8, HostEnvConfig((0,), bridge=path))

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from jaxrl_fast import __version__, cli
+from jaxrl_fast import __version__
+from jaxrl_fast.config import cli
 from jaxrl_fast.utils.parsing import nearest
 
 COMMANDS = {

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_fast import cli
-from jaxrl_fast.config import paths, resume
+from jaxrl_fast.config import cli, paths, resume
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.load import from_keywords
 from jaxrl_fast.config.sources import from_mapping

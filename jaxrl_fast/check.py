@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.training.env_check import Finding, Options, check
 from jaxrl_fast.utils import devices, warnings
 

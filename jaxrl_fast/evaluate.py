@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.evaluation.episodes import Options, evaluate_run, open_run
 from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.files import path_of

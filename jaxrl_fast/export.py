@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.evaluation.export import Export, Options, export_run, write
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.warnings import print_stderr

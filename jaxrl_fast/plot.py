@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.plotting.compare import Options, RunRecords, draw_figure, group_runs
 from jaxrl_fast.utils import files, formatting
 from jaxrl_fast.utils.files import path_of

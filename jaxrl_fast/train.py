@@ -6,8 +6,7 @@ A run passes through `config` (read the options), `training.plan` (validate them
 
 from collections.abc import Sequence
 
-from jaxrl_fast import cli
-from jaxrl_fast.config import load
+from jaxrl_fast.config import cli, load
 from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.utils import warnings
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.evaluation.video import Options, open_run, record_video
 from jaxrl_fast.utils import signals
 from jaxrl_fast.utils.files import path_of

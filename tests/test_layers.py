@@ -21,12 +21,12 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 ORDER = (
     *("host", "spaces", "types", "utils", "options", "metrics", "kernels", "networks"),
     *("rollout", "async_rollout", "loop", "parallel", "rl", "replay"),
-    *("agents", "players", "config", "cli", "runs", "loggers", "envs", "plotting", "training"),
+    *("agents", "players", "config", "runs", "loggers", "envs", "plotting", "training"),
     *("evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__"),
 )
-NO_JAX = ("options", "config", "cli", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
+NO_JAX = ("options", "config", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
 PURE = ORDER[: ORDER.index("runs")]  # these use no clock, file, environment variable or process
-IMPURE_ALLOWED = ("utils", "kernels.build", "replay.host", "config", "cli", "agents", "metrics.tracker")
+IMPURE_ALLOWED = ("utils", "kernels.build", "replay.host", "config", "agents", "metrics.tracker")
 IMPURE_ALLOWED += ("parallel.program",)
 IMPURE = ("datetime", "glob", "io", "logging", "os", "pathlib", "pickle", "shutil", "signal", "socket", "subprocess")
 IMPURE += ("sys", "tempfile", "threading", "time")

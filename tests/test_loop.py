@@ -14,7 +14,7 @@ from jax.experimental import checkify, io_callback
 
 from jaxrl_fast import agents, async_rollout, loop
 from jaxrl_fast.agents.ppo import Config, make
-from jaxrl_fast.envs import wrapper
+from jaxrl_fast.envs.wrappers import wrapper
 from jaxrl_fast.metrics.records import SCORES, summarize
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure

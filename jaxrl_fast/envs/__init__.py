@@ -19,7 +19,7 @@ from jaxrl_fast.utils.parsing import nearest
 
 if TYPE_CHECKING:
     from jaxrl_fast import types
-    from jaxrl_fast.envs.host_config import HostEnvConfig
+    from jaxrl_fast.envs.host.config import HostEnvConfig
 
 
 BACKENDS = ("gymnax", "games", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
@@ -72,15 +72,15 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
             raise ValueError(f"wrap: quarantine is not supported with several players, got {env.spec.id}; leave it out")
         env = quarantine.guard(env)
     if frames:
-        from jaxrl_fast.envs import image
+        from jaxrl_fast.envs.wrappers import image
 
         env = image.transform(env, frames)
     if config.wrappers.hide:
-        from jaxrl_fast.envs import hide
+        from jaxrl_fast.envs.wrappers import hide
 
         env = hide.hide(env, config.wrappers.hide, keep_whole=config.render)
     if config.wrappers.previous:
-        from jaxrl_fast.envs import previous
+        from jaxrl_fast.envs.wrappers import previous
 
         env = previous.observe(env)
     for name in config.wrappers.custom:
@@ -158,7 +158,7 @@ def _adapt(
 
 
 def _default_host_config() -> "HostEnvConfig":
-    from jaxrl_fast.envs.host_config import HostEnvConfig  # imports jax
+    from jaxrl_fast.envs.host.config import HostEnvConfig  # imports jax
 
     return HostEnvConfig()
 

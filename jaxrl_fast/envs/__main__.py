@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from jaxrl_fast import cli, envs
+from jaxrl_fast import envs
+from jaxrl_fast.config import cli
 from jaxrl_fast.options.declare import option
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.parsing import nearest

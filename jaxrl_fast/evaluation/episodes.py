@@ -78,7 +78,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
 
     With `options.against`, the result is that of `match.play`, in match.json.
     """
-    from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.evaluation import match
     from jaxrl_fast.runs import fingerprint
     from jaxrl_fast.training import evaluator

@@ -22,7 +22,7 @@ def play(saved: Any, options: Any, summarize: Callable[..., dict[str, Any]]) -> 
         In `sides`, by player: statistics of the run's returns as that player (`episodes.summarize`), and `won`, the
         share of episodes with a positive return.
     """
-    from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.utils import compile_cache, devices
 
     names = saved.env.spec.players

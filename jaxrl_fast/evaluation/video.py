@@ -99,7 +99,7 @@ def has_ffmpeg() -> bool:
 
 def record_video(saved: Any, renderer: Any, options: Options) -> Video:
     """Play the episodes and write the video file."""
-    from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.utils import compile_cache, devices
 
     last_moments: list[Any] = []

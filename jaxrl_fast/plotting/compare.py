@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxrl_fast import cli
-from jaxrl_fast.config import paths, resume
+from jaxrl_fast.config import cli, paths, resume
 from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.config.paths import METRICS
 from jaxrl_fast.config.population import LABEL, by_member

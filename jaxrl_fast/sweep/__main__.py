@@ -1,6 +1,6 @@
 """Train with every combination: `python -m jaxrl_fast.sweep [ppo] [--config PRESET] --num-envs 1,8,64 --seed 0..4`."""
 
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.sweep import grid, prepare, runner
 
 

@@ -9,8 +9,9 @@ import jax
 
 from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.envs import sharded, time_limit
-from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers
+from jaxrl_fast.envs.host import sharded
+from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, Workers
+from jaxrl_fast.envs.wrappers import time_limit
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
 from jaxrl_fast.networks import torso

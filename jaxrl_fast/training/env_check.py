@@ -62,7 +62,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
         ValueError: If the environment cannot be made.
     """
     from jaxrl_fast.envs.__main__ import action, shown
-    from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.networks import torso
 
     settings = None if options.algo == "none" else _settings(env_id, options)  # refuses an unknown algorithm
@@ -83,7 +83,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
 
 def _make(env_id: Any, options: Options, num_envs: int, seed: int) -> Any:
     from jaxrl_fast import envs
-    from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+    from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 
     config = HostEnvConfig((seed, 0, 0), workers=Workers(0))  # in one process, so that environments can share a mistake
     return envs.make(env_id, num_envs, config, **options.env_options)

@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = ()) -> Outcome:
     """Compile, train, evaluate, save and log a run."""
-    from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.training import startup
     from jaxrl_fast.training.progress import RunProgress
 

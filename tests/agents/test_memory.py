@@ -16,11 +16,11 @@ from jaxrl_fast.types import Parallelism
 from tests.helpers import probes
 from tests.helpers.trees import same_bits
 
-SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8,), memory_size=4, gamma=probes.GAMMA)
+SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8,), gamma=probes.GAMMA)
 
 
 def make_agent(module, env, num_updates=10, **options):
-    options = SMALL | dict(memory="gru") | options
+    options = SMALL | dict(memory=dict(kind="gru", size=4)) | options
     return module.make(configure(module.Config, **options), env.spec, num_updates, Parallelism())
 
 

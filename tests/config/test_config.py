@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast
-from jaxrl_fast import cli, evaluate, plot, train, video
-from jaxrl_fast.config import load, presets, resume
+from jaxrl_fast import evaluate, plot, train, video
+from jaxrl_fast.config import cli, load, presets, resume
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.loggers import terminal

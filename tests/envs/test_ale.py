@@ -9,8 +9,8 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import envs, evaluate, video
-from jaxrl_fast.envs.host_config import HostEnvConfig
-from jaxrl_fast.envs.host_pool import seeds_of
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.host.pool import seeds_of
 
 pytestmark = pytest.mark.skipif(not envs.is_installed("ale"), reason="the extra ale is not installed")
 N, T = 3, 260

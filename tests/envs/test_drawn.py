@@ -13,8 +13,8 @@ from gymnax.environments import spaces
 import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.config import resume
-from jaxrl_fast.envs import drawn
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import build
 

@@ -25,10 +25,10 @@ import jaxrl_fast
 from jaxrl_fast import envs, evaluate, loop, train, video
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load, resume
-from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import tasks
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host import pool as host_pool
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.evaluation import saved_run
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.options.declare import configure
@@ -532,7 +532,7 @@ def test_arbitrary_action_arrays_are_rejected_or_stepped_without_crash():
     import functools, sys, warnings
     import jax, jax.numpy as jnp, numpy as np
     from jaxrl_fast import envs
-    from jaxrl_fast.envs.host_config import HostEnvConfig
+    from jaxrl_fast.envs.host.config import HostEnvConfig
     warnings.simplefilter("ignore")
     chance = np.random.default_rng(0)
     refused = stepped = 0

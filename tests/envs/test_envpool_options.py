@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from jaxrl_fast import envs, train
-from jaxrl_fast.envs import host_pool, spaces
+from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import probe, qt, tasks
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host import pool as host_pool
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, EnvSpec
 from jaxrl_fast.utils import devices
 

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 from jaxrl_fast import envs
-from jaxrl_fast.envs import host_env, host_pool
 from jaxrl_fast.envs.gymnasium import description, layout, source
 from jaxrl_fast.envs.gymnasium import process as worker_process
 from jaxrl_fast.envs.gymnasium.pool import WorkerPool
-from jaxrl_fast.envs.host_config import HostEnvConfig, Shard, Workers
-from jaxrl_fast.envs.host_pool import seeds_of
+from jaxrl_fast.envs.host import env as host_env
+from jaxrl_fast.envs.host import pool as host_pool
+from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, Workers
+from jaxrl_fast.envs.host.pool import seeds_of
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
-from tests.helpers import gym_envs
+from tests.helpers import gym_envs, slow
 from tests.helpers.host_envs import random_actions, run
 
 SEED = (7, 0, 0)
@@ -457,7 +458,7 @@ class Simulated(gym_envs.Walk):
         self.child.wait()
 
 
-@pytest.mark.parametrize("fault", ["", "hang", "die", "abort"])
+@pytest.mark.parametrize("fault", [slow(""), "hang", slow("die"), slow("abort")])
 def test_no_process_of_environment_remains(fault, tmp_path):
     pids = tmp_path / "pids"
     config = TWO._replace(workers=Workers(2, 2.0))
@@ -656,11 +657,11 @@ def test_actions_reach_environment_with_dtype_of_its_action_space(space, actions
 ORPHANS = """
 import os, sys, time
 from jaxrl_fast import envs
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 config = HostEnvConfig((0, 0, 0), workers=Workers(2))
 env = envs.make("tests.helpers.gym_envs:Walk", 4, config, sleep=float(sys.argv[1]))
 env.host.open()
-from jaxrl_fast.envs import host_pool
+from jaxrl_fast.envs.host import pool as host_pool
 print(*(one.process.pid for one in host_pool.OPEN_POOLS[0].workers), flush=True)
 pool = host_pool.OPEN_POOLS[0]
 pool.reset()

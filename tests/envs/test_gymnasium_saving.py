@@ -15,7 +15,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs.gymnasium import copying, description, source
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 from tests.helpers import slow
 from tests.helpers.gym_envs import Guarded, Walk
 from tests.helpers.runs import bits, records, stop_after

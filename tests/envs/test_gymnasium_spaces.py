@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from jaxrl_fast import envs
 from jaxrl_fast.envs import gymnasium_spaces, spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 
 LOCAL = HostEnvConfig((0, 0, 0), workers=Workers(0))
 

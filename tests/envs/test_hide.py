@@ -15,8 +15,8 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
-from jaxrl_fast.envs import hide
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.envs.wrappers import hide
 from jaxrl_fast.evaluation import video
 from jaxrl_fast.training import build
 from jaxrl_fast.types import View

@@ -12,9 +12,10 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import envs, train
-from jaxrl_fast.envs import host_env, host_pool
-from jaxrl_fast.envs.host_config import HostEnvConfig, Shard
-from jaxrl_fast.envs.host_pool import PoolSpec, Row, seeds_of
+from jaxrl_fast.envs.host import env as host_env
+from jaxrl_fast.envs.host import pool as host_pool
+from jaxrl_fast.envs.host.config import HostEnvConfig, Shard
+from jaxrl_fast.envs.host.pool import PoolSpec, Row, seeds_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Discrete, EnvSpec

@@ -13,8 +13,8 @@ from PIL import Image
 
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
-from jaxrl_fast.envs import frames, image
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
+from jaxrl_fast.envs.wrappers import frames, image
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning

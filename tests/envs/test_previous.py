@@ -10,8 +10,8 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import envs
-from jaxrl_fast.envs import previous
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.envs.wrappers import previous
 from jaxrl_fast.types import MultiDiscrete
 from tests.helpers import probes
 from tests.helpers.gym_envs import Mixed

@@ -12,8 +12,8 @@ from gymnax.environments import spaces
 
 import jaxrl_fast
 from jaxrl_fast import async_rollout, envs, rollout
-from jaxrl_fast.envs import quarantine, time_limit
-from jaxrl_fast.envs.host_config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
+from jaxrl_fast.envs.wrappers import quarantine, time_limit
 from jaxrl_fast.host import HostEnv
 from jaxrl_fast.replay import ring
 from jaxrl_fast.training import evaluator

@@ -10,8 +10,8 @@ import pytest
 from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
-from jaxrl_fast.envs import time_limit
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.wrappers import time_limit
 from jaxrl_fast.training import build
 from tests.helpers import probes
 

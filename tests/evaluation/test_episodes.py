@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxrl_fast import cli, evaluate
+from jaxrl_fast import evaluate
+from jaxrl_fast.config import cli
 from jaxrl_fast.evaluation import episodes, saved_run
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.utils import compile_cache

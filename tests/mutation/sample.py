@@ -45,7 +45,7 @@ FILES = [
     "async_rollout.py",
     "networks/*.py",
     "envs/spaces.py",
-    "envs/time_limit.py",
+    "envs/wrappers/time_limit.py",
     "envs/gymnax/*.py",
     "envs/envpool/pool.py",
     "envs/envpool/tasks.py",

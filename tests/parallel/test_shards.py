@@ -9,9 +9,10 @@ from jax.sharding import PartitionSpec as P
 import jaxrl_fast
 from jaxrl_fast import agents, async_rollout, envs
 from jaxrl_fast.config import load
-from jaxrl_fast.envs import host_pool, sharded
 from jaxrl_fast.envs.envpool import tasks
-from jaxrl_fast.envs.host_config import HostEnvConfig, Shard
+from jaxrl_fast.envs.host import pool as host_pool
+from jaxrl_fast.envs.host import sharded
+from jaxrl_fast.envs.host.config import HostEnvConfig, Shard
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import build

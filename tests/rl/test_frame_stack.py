@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from jaxrl_fast import agents, envs, loop
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack

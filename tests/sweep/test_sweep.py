@@ -492,7 +492,7 @@ def test_load_and_evaluate_select_member_by_values(swept, tmp_path, capsys):
         assert jaxrl_fast.load(part, member=member).settings.agent.learning_rate == rates[1]
     for given, words in (
         ([], "has members that differ in option.learning_rate ("),
-        ([], "choose one, e.g. --member learning_rate="),
+        ([], "choose one, e.g. member learning_rate="),
         (["--member", "learning-rate=0.7"], "member option.learning_rate=0.7: members of"),
         (["--member", "learning-rate=high"], "member learning_rate=high: 'high' is not a number"),
         (["--member", "learning-rate=1", "option.learning-rate=2"], "member: option.learning_rate is given twice"),
@@ -975,7 +975,9 @@ def test_series_uses_records_of_own_member(unknown):
     ours, other = label(0, 0.1), label(0, 0.2)
     values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
     lines = [line for step, mean, its in values for line in (record(ours, step, mean), record(other, step, its))]
-    steps, seconds, returns = sweep_figures.series([ours | {"program": "g"}], {"g": by_member(lines)})
+    steps, seconds, returns = sweep_figures.series(
+        [{"seed": 0, "clip_coef": 0.1, "program": "g"}], {"g": by_member(lines)}
+    )
     np.testing.assert_array_equal(steps, [10, 20, 30])
     np.testing.assert_allclose(seconds, [1, 2, 3])
     np.testing.assert_array_equal(returns, [[1, 1, 3]])

@@ -746,7 +746,8 @@ def line_of(algo, folder):
 
 FULL_DISK = """
 import resource, signal, sys
-from jaxrl_fast import cli, train
+from jaxrl_fast import train
+from jaxrl_fast.config import cli
 from jaxrl_fast.config import paths
 from jaxrl_fast.runs import checkpoint, checkpoint_saver
 write, left = checkpoint.write, [2]
@@ -782,7 +783,8 @@ def test_run_on_full_disk_resumes_bit_identically(tmp_path, unbroken):
 
 NO_RIGHT = """
 import sys
-from jaxrl_fast import cli, train
+from jaxrl_fast import train
+from jaxrl_fast.config import cli
 from jaxrl_fast.runs import checkpoint, checkpoint_saver
 write, left = checkpoint.write, [2]
 

@@ -3,7 +3,7 @@
 import pytest
 
 import jaxrl_fast
-from jaxrl_fast import cli
+from jaxrl_fast.config import cli
 from jaxrl_fast.utils.errors import why
 
 pytestmark = pytest.mark.unit

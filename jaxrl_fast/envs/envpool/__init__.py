@@ -12,9 +12,9 @@ import envpool
 
 from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.envs.envpool.pool import EnvpoolPool, choose_bridge
-from jaxrl_fast.envs.host_config import HostEnvConfig
-from jaxrl_fast.envs.host_env import make_env
-from jaxrl_fast.envs.host_pool import HostPool, num_envs_per_pool
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.host.env import make_env
+from jaxrl_fast.envs.host.pool import HostPool, num_envs_per_pool
 from jaxrl_fast.types import Env
 from jaxrl_fast.utils import formatting
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.envpool import probe, tasks
-from jaxrl_fast.envs.host_env import Bridge, callback_bridge
-from jaxrl_fast.envs.host_pool import LazyPool, Row
+from jaxrl_fast.envs.host.env import Bridge, callback_bridge
+from jaxrl_fast.envs.host.pool import LazyPool, Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.errors import why
 

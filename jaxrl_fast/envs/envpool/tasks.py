@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxrl_fast.envs.envpool import opengl, probe, qt
 from jaxrl_fast.envs.gymnasium_spaces import action_space, as_tree, encode, is_channel_first_image
-from jaxrl_fast.envs.host_config import HostEnvConfig
-from jaxrl_fast.envs.host_pool import PoolSpec
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.host.pool import PoolSpec
 from jaxrl_fast.types import EnvSpec, PyTree
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.devices import num_cores

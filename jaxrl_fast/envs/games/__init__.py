@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxrl_fast.envs.games import paddles
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Env
 
 GAMES = {"Paddles": paddles.Paddles}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_fast.utils import importing
 
 if TYPE_CHECKING:
-    from jaxrl_fast.envs.host_config import HostEnvConfig
+    from jaxrl_fast.envs.host.config import HostEnvConfig
     from jaxrl_fast.types import Env
 
 PHYSICS = ("gymnasium.envs.mujoco", "gymnasium_robotics", "shimmy.dm_control")  # modules of environments

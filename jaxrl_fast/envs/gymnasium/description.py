@@ -9,16 +9,17 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.envs import frame_skip, gymnasium_spaces, spaces
-from jaxrl_fast.envs.direct_bridge import choose_bridge
+from jaxrl_fast.envs import gymnasium_spaces, spaces
 from jaxrl_fast.envs.gymnasium import copying, masks
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
-from jaxrl_fast.envs.host_config import HostEnvConfig
-from jaxrl_fast.envs.host_env import make_env
-from jaxrl_fast.envs.host_pool import HostPool, PoolSpec, num_envs_per_pool
+from jaxrl_fast.envs.host.bridge import choose_bridge
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.host.env import make_env
+from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
+from jaxrl_fast.envs.wrappers import frame_skip
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
 from jaxrl_fast.utils.devices import num_cores
 

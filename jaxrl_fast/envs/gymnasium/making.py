@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jaxrl_fast.envs import frames
+from jaxrl_fast.envs.wrappers import frames
 
 
 def make_one(

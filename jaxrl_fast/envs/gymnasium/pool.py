@@ -17,7 +17,7 @@ from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.process import Worker
 from jaxrl_fast.envs.gymnasium.stepping import Stepper, where
-from jaxrl_fast.envs.host_pool import Row
+from jaxrl_fast.envs.host.pool import Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import EnvFault, WorkerTraceback, blame, why

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from jaxrl_fast.envs import construct, frame_skip, gymnasium_spaces, image
+from jaxrl_fast.envs import construct, gymnasium_spaces
 from jaxrl_fast.envs.gymnasium.making import make_one
+from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 

@@ -8,7 +8,7 @@ import gymnax
 
 from jaxrl_fast.envs.gymnax.batch import UNSUPPORTED, adapt
 from jaxrl_fast.envs.gymnax.batch import made as made
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Env
 
 

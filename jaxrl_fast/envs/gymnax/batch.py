@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs import drawn, frame_skip, players, spaces
+from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one
 from jaxrl_fast.envs.gymnax.tracing import traced
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.wrappers import frame_skip, players
+from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env, EpisodeScore, Key, PyTree, TimeStep, View
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option

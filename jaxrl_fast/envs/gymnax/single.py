@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
-from jaxrl_fast.envs.drawn import Drawn
-from jaxrl_fast.envs.frame_skip import FrameSkip
 from jaxrl_fast.envs.spaces import allowed, readable, to_env_action
+from jaxrl_fast.envs.wrappers.frame_skip import FrameSkip
+from jaxrl_fast.envs.wrappers.ranges import Drawn
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
 
 

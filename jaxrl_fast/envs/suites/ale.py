@@ -17,11 +17,11 @@ import numpy as np
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_fast.envs import image
 from jaxrl_fast.envs.gymnasium_spaces import encode
-from jaxrl_fast.envs.host_config import HostEnvConfig
-from jaxrl_fast.envs.host_env import Bridge, callback_bridge, make_env
-from jaxrl_fast.envs.host_pool import LazyPool, PoolSpec, Row, num_envs_per_pool
+from jaxrl_fast.envs.host.config import HostEnvConfig
+from jaxrl_fast.envs.host.env import Bridge, callback_bridge, make_env
+from jaxrl_fast.envs.host.pool import LazyPool, PoolSpec, Row, num_envs_per_pool
+from jaxrl_fast.envs.wrappers import image
 from jaxrl_fast.types import Discrete, Env, EnvSpec, PyTree
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option

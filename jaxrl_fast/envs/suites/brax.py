@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.spaces import Interval
 from jaxrl_fast.types import Env, Key
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key
 
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # Craftax imports pygame, which prints a greeting

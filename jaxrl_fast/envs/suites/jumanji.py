@@ -15,7 +15,7 @@ import numpy as np
 from jumanji import specs
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key, MultiDiscrete, PyTree
 
 UNSUPPORTED = {"Sokoban-v0": "it downloads its levels from the internet when it is made"}

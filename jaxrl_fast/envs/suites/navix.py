@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key
 from jaxrl_fast.utils.parsing import nearest
 

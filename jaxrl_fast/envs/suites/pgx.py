@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pgx
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key
 
 AGENT = 0  # its number among the players

@@ -8,7 +8,7 @@ import jax
 import xminigrid
 
 from jaxrl_fast.envs.gymnax.batch import adapt
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key
 
 NO_RULES = "its rules come from a benchmark that is downloaded, and without rules no step has a reward"

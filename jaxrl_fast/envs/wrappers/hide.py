@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from jaxrl_fast.envs.wrapper import Rules, mapped, resized, wrap
+from jaxrl_fast.envs.wrappers.wrapper import Rules, mapped, resized, wrap
 from jaxrl_fast.types import Env, PyTree, TimeStep
 from jaxrl_fast.utils.parsing import nearest
 

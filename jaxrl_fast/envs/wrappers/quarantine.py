@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.wrapper import Rules, where, wrap
+from jaxrl_fast.envs.wrappers.wrapper import Rules, where, wrap
 from jaxrl_fast.types import Array, Env, PyTree, TimeStep
 
 INFO = "an environment whose observation or reward is not finite is reset (wrap quarantine)"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxrl_fast.envs.wrapper import with_pools
+from jaxrl_fast.envs.wrappers.wrapper import with_pools
 from jaxrl_fast.host import HostEnv
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.types import Env

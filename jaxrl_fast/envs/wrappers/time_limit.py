@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxrl_fast.envs.spaces import readable
-from jaxrl_fast.envs.wrapper import mapped
+from jaxrl_fast.envs.wrappers.wrapper import mapped
 from jaxrl_fast.types import Env, TimeStep
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs import spaces
-from jaxrl_fast.envs.host_config import HostEnvConfig
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.host import AtariProtocol
 from jaxrl_fast.types import EnvSpec, PyTree
 

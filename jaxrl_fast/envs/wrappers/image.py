@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.frames import change as change_frames
-from jaxrl_fast.envs.wrapper import Rules, resized, where, wrap
+from jaxrl_fast.envs.wrappers.frames import change as change_frames
+from jaxrl_fast.envs.wrappers.wrapper import Rules, resized, where, wrap
 from jaxrl_fast.types import Array, Env, PyTree, TimeStep
 from jaxrl_fast.utils.arguments import coerce, whole_number
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.wrapper import Rules, resized, wrap
+from jaxrl_fast.envs.wrappers.wrapper import Rules, resized, wrap
 from jaxrl_fast.types import Array, Box, Discrete, Env, PyTree, Space, TimeStep
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.host_env import Bridge, callback_bridge
-from jaxrl_fast.envs.host_pool import LazyPool, Row
+from jaxrl_fast.envs.host.env import Bridge, callback_bridge
+from jaxrl_fast.envs.host.pool import LazyPool, Row
 from jaxrl_fast.kernels import build
 from jaxrl_fast.kernels.host_call import HANDLE, KERNEL, address_table, function_for_c
 

@@ -1,0 +1,1 @@
+"""Step environments on the host: pools, and how compiled programs call them."""

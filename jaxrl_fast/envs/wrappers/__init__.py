@@ -1,0 +1,1 @@
+"""Change environments: each wrapper is a function from `Env` to `Env`."""
