@@ -66,7 +66,7 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
         _check_host_config(backend, env, host_config)
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
     if config.wrappers.quarantine:
-        from jaxrl_fast.envs import quarantine  # imports jax
+        from jaxrl_fast.envs.wrappers import quarantine  # imports jax
 
         if env.spec.players:
             raise ValueError(f"wrap: quarantine is not supported with several players, got {env.spec.id}; leave it out")
