@@ -74,9 +74,7 @@ class TimeStep(NamedTuple):
     last: Array  # [N] bool: the episode is over
     score: EpisodeScore | tuple[()] = ()  # (): the score is computed from reward and last
     action_mask: PyTree = ()  # [N, num_outputs] bool: which actions are allowed; (): all are
-    failed: (
-        Array | tuple[()]
-    ) = ()  # [N] bool: the step gave nothing to learn from (quarantine); (): none can
+    failed: Array | tuple[()] = ()  # [N] bool: the step gave nothing to learn from (quarantine); (): none can
 
 
 class View(NamedTuple):

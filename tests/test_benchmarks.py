@@ -20,6 +20,7 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast.config import load
+from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -420,7 +421,9 @@ def test_each_mode_of_waiting_benchmark_trains(monkeypatch):
     import waiting
 
     monkeypatch.setattr(waiting, "ANSWER_S", 0.001)
-    monkeypatch.setattr(waiting, "CONFIG", waiting.CONFIG.__class__(rollout_length=12, num_epochs=1, hidden_sizes=(8,)))
+    monkeypatch.setattr(
+        waiting, "CONFIG", configure(type(waiting.CONFIG), rollout_length=12, num_epochs=1, hidden_sizes=(8,))
+    )
     ways = [waiting.Waiting(), waiting.Waiting(in_flight=True), waiting.Waiting(in_flight=True, overlap=True)]
     assert all(way.update() > 12 * 0.001 for way in ways), "at least the time of the simulated emulator"
     assert [int(way.state.num_updates) for way in ways] == [1, 1, 1]
