@@ -1,5 +1,6 @@
 """Define the options of optimizers and of learning-rate schedules. `rl.optim` makes them."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from jaxrl_fast.options.declare import NON_NEGATIVE, POSITIVE, Bounds, Part, cho
 class Adam(Part):
     """Adam (Kingma & Ba 2015) or RAdam (Liu et al. 2020), after the gradient's global norm is clipped."""
 
+    kind: str = dataclasses.field(default="adam", kw_only=True)
     epsilon: float = option(1e-8, "Epsilon of the optimizer.", bounds=POSITIVE, traced=True)
     beta1: float = option(
         0.9, "Beta1 of the optimizer: decay rate of the gradients' mean.", bounds=Bounds(0, 0.9999), traced=True

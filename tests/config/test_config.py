@@ -577,7 +577,12 @@ MISTAKES = [
     ("sac --env Pendulum-v1 --replay.storage hots", ["error: replay.storage: must be ", "did you mean host?\n"]),
     ("dqn --n-step 0", ["error: n_step: ", "at least 1"]),
     ("dqn --value c51 --value.atoms 1", ["value.atoms: must be at least 2"]),
-    ("dqn --value c52", ["error: value: must be 'mean' or 'c51' or 'quantile' or a class (package.module:Class), got 'c52'; did you mean c51?\n"]),
+    (
+        "dqn --value c52",
+        [
+            "error: value: must be 'mean' or 'c51' or 'quantile' or a class (package.module:Class), got 'c52'; did you mean c51?\n"
+        ],
+    ),
     (
         "dqn --value c51 --v-min 3 --v-max 3",
         ["v_min: must be less than v_max (3.0), got 3.0;"],
@@ -588,7 +593,10 @@ MISTAKES = [
         "dqn --value.loss huber --value c51",
         ["value.loss: value c51 has no such option, got huber; use value mean or quantile\n"],
     ),
-    ("dqn --value.atoms 51", ["value.atoms: value mean has no such option, got 51; use value c51, quantile or MODULE:CLASS\n"]),
+    (
+        "dqn --value.atoms 51",
+        ["value.atoms: value mean has no such option, got 51; use value c51, quantile or MODULE:CLASS\n"],
+    ),
     (
         "dqn --value quantile --v-max 9",
         ["v_max: value quantile has no such option, got 9; use value c51\n"],

@@ -233,8 +233,14 @@ MISTAKES = [
     ("dqn --memory gru --memory.sise 3", "memory.sise: unknown option; did you mean memory.size?"),
     ("dqn --memory gru --sequence-lenth 3", "sequence_lenth: unknown option; did you mean memory.sequence_length?"),
     ("dqn --memroy gru", "memroy: unknown option; did you mean memory or gpu_memory?"),
-    ("ppo --memory.size 64", "memory.size: memory none has no such option, got 64; use memory gru, lstm, lru or MODULE:CLASS"),
-    ("ppo --sequence-length 8", "sequence_length: memory none has no such option, got 8; use memory gru, lstm, lru or MODULE:CLASS"),
+    (
+        "ppo --memory.size 64",
+        "memory.size: memory none has no such option, got 64; use memory gru, lstm, lru or MODULE:CLASS",
+    ),
+    (
+        "ppo --sequence-length 8",
+        "sequence_length: memory none has no such option, got 8; use memory gru, lstm, lru or MODULE:CLASS",
+    ),
     ("dqn --replay.alpha 0.6", "replay.alpha: replay uniform has no such option, got 0.6; use replay prioritized"),
     ("ppo --schedule.target 0.1", "schedule.target: schedule linear has no such option, got 0.1; use schedule kl"),
     ("ppo --players.pool 3", "players.pool: players auto has no such option, got 3; use players self-play"),
@@ -242,8 +248,14 @@ MISTAKES = [
         "ppo --network.options a=1",
         "network.options: network auto has no such option, got a=1; use network MODULE:CLASS",
     ),
-    ("ppo --memory grru", "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?"),
-    ("ppo --memory", "memory: needs a value; give 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class)"),
+    (
+        "ppo --memory grru",
+        "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?",
+    ),
+    (
+        "ppo --memory",
+        "memory: needs a value; give 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class)",
+    ),
     ("ppo --memory gru lstm", "memory: takes one value, got gru lstm"),
     (
         "dqn --memory gru --size 64",
@@ -276,7 +288,10 @@ def test_mistake_about_a_part_is_one_line(line, message):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"memory": {"size": 3}}, "memory.size: memory none has no such option, got 3; use memory gru, lstm, lru or MODULE:CLASS"),
+        (
+            {"memory": {"size": 3}},
+            "memory.size: memory none has no such option, got 3; use memory gru, lstm, lru or MODULE:CLASS",
+        ),
         ({"memory": {"kind": "gru", "sise": 3}}, "memory.sise: unknown option; did you mean memory.size?"),
         ({"memory": {"kind": "gru", "size": "x"}}, "memory.size: must be a whole number (64, 64k, 10M, 1e6), got 'x'"),
         ({"memory": 3}, "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 3"),
@@ -369,7 +384,10 @@ def test_sweep_over_parts_from_python():
             "memory.size: memory none has no such option, got 64,128; use memory gru, lstm, lru or MODULE:CLASS",
         ),
         ("ppo --memory gru,gru", "memory: has gru twice; keep one"),
-        ("ppo --memory gru,grru", "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?"),
+        (
+            "ppo --memory gru,grru",
+            "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?",
+        ),
         ("ppo --memory gru --memory.sise 1,2", "memory.sise: unknown option; did you mean memory.size?"),
         ("ppo --no-retrry", "no_retrry: unknown option; did you mean retry?"),
     ],
@@ -472,7 +490,7 @@ def test_help_of_a_group_lists_its_options(capsys, monkeypatch):
 def test_help_of_all_lists_every_option_of_the_chosen_parts(capsys, monkeypatch):
     shown = help_text("dqn --memory gru --replay prioritized --help all", capsys, monkeypatch).replace(",", " ")
     chosen = parse("dqn --memory gru --replay prioritized")
-    for path in chosen.known:
+    for path in (path for path, option in chosen.known.items() if "" not in option.parts):
         assert f"--{path.replace('_', '-').replace('options', 'option')} " in shown, path
     assert "--value.v-min" not in shown
 

@@ -100,7 +100,8 @@ def draw(root: Path, num: int, seed: int, only: str = "") -> list[Mutant]:
 def nearest(root: Path, path: str) -> list[str]:
     """Return the test files of a source file, nearest first."""
     inside = Path(path).relative_to("jaxrl_fast")
-    own = Path("tests", inside.parent, f"test_{inside.name}").as_posix()
+    folder = inside.parent.parts[:1]  # tests/envs has the tests of jaxrl_fast/envs/wrappers too
+    own = Path("tests", *folder, f"test_{inside.name}").as_posix()
     others = [
         f"tests/{test}" for part, tests in NEAREST.items() if inside.as_posix().startswith(part) for test in tests
     ]
