@@ -125,13 +125,14 @@ def _print_topic(topic: str, records: Sequence[Any], others: Sequence[str]) -> N
     for path in paths:
         option, record = known[path]
         print("\n".join(_describe(option, value_of(record, path))))
+        printed = set[tuple[str, Any]]()
         for words, part in _alternatives(option) if "" not in option.parts else [("", option.parts[""])]:
-            print(
-                "\n"
-                + "\n".join(_wrap(f"--{path.replace('_', '-')} {words}: {(part.__doc__ or '').partition(chr(10))[0]}"))
-            )
-            for inner in options_of(part).values():
-                default = value_of(part, inner.name)
+            own = {inner.name: (inner, value_of(part, inner.name)) for inner in options_of(part).values()}
+            new = [pair for name, pair in own.items() if (name, pair[1]) not in printed]
+            printed |= {(name, default) for name, (_, default) in own.items()}
+            about = (part.__doc__ or "").partition("\n")[0] + " It has the options above, too." * (len(new) < len(own))
+            print("\n" + "\n".join(_wrap(f"--{path.replace('_', '-')} {words}: {about}")))
+            for inner, default in new:
                 print("\n".join(_describe(inner._replace(name=f"{path}.{inner.name}"), default)))
 
 

@@ -20,7 +20,7 @@ from jaxrl_fast.sweep.worker import work_loop, write_results
 from jaxrl_fast.utils import devices, formatting, signals, warnings
 
 WORKER_CODE = (  # of a worker process
-    "import sys; from jaxrl_fast import cli; from jaxrl_fast.sweep import worker; "
+    "import sys; from jaxrl_fast.config import cli; from jaxrl_fast.sweep import worker; "
     "cli.start(lambda: worker.worker_main(*sys.argv[1:]))"
 )
 

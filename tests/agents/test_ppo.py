@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.optimizer import Linear
 from jaxrl_fast.rl import distributions, normalize, optim, sgd
 from jaxrl_fast.types import Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes, slow
@@ -640,6 +641,6 @@ def test_custom_objective_replaces_loss():
 def test_annealed_learning_rate_is_never_negative(num_steps):
     """Compiled as in training, 1 - count / num_steps rounds to less than 0 for these numbers of steps."""
     as_in_training = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
-    schedule = jax.jit(optim.linear_schedule(2.5e-4, True, num_steps), compiler_options=as_in_training)
+    schedule = jax.jit(optim.schedule_of(2.5e-4, Linear(), num_steps), compiler_options=as_in_training)
     assert 0 <= schedule(jnp.int32(num_steps)) < 1e-10
     assert schedule(jnp.int32(num_steps - 1)) == pytest.approx(2.5e-4 / num_steps, rel=1e-3)

@@ -580,7 +580,8 @@ MISTAKES = [
     (
         "dqn --value c52",
         [
-            "error: value: must be 'mean' or 'c51' or 'quantile' or a class (package.module:Class), got 'c52'; did you mean c51?\n"
+            "error: value: must be 'mean' or 'c51' or 'quantile' or a class (package.module:Class), got 'c52'; "
+            "did you mean c51?\n"
         ],
     ),
     (

@@ -250,7 +250,8 @@ MISTAKES = [
     ),
     (
         "ppo --memory grru",
-        "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?",
+        "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; "
+        "did you mean gru?",
     ),
     (
         "ppo --memory",
@@ -386,7 +387,8 @@ def test_sweep_over_parts_from_python():
         ("ppo --memory gru,gru", "memory: has gru twice; keep one"),
         (
             "ppo --memory gru,grru",
-            "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; did you mean gru?",
+            "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 'grru'; "
+            "did you mean gru?",
         ),
         ("ppo --memory gru --memory.sise 1,2", "memory.sise: unknown option; did you mean memory.size?"),
         ("ppo --no-retrry", "no_retrry: unknown option; did you mean retry?"),
@@ -473,7 +475,10 @@ def test_short_help_has_at_most_120_lines_and_one_for_each_part(algo, capsys, mo
 def test_help_of_a_part_shows_the_options_of_its_alternatives(capsys, monkeypatch):
     shown = help_text("dqn --help memory", capsys, monkeypatch)
     assert shown.startswith("  --memory none|gru|lstm|lru|MODULE:CLASS")
-    assert "\n--memory gru, lstm, lru: A recurrent layer that is trained on sequences of a replay.\n" in shown
+    assert (
+        "\n--memory gru, lstm, lru, MODULE:CLASS: A recurrent layer that is trained on sequences of a replay.\n"
+        in shown
+    )
     assert "--memory.size N" in shown and "--memory.burn-in N" in shown and "(default: 40, >= 1)" in shown
     assert "--replay" not in shown
     assert help_text("dqn --memory gru --memory.size 7 --help memory.size", capsys, monkeypatch).endswith(
@@ -490,7 +495,7 @@ def test_help_of_a_group_lists_its_options(capsys, monkeypatch):
 def test_help_of_all_lists_every_option_of_the_chosen_parts(capsys, monkeypatch):
     shown = help_text("dqn --memory gru --replay prioritized --help all", capsys, monkeypatch).replace(",", " ")
     chosen = parse("dqn --memory gru --replay prioritized")
-    for path in (path for path, option in chosen.known.items() if "" not in option.parts):
+    for path in (path for path, one in chosen.known.items() if "" not in one.parts):
         assert f"--{path.replace('_', '-').replace('options', 'option')} " in shown, path
     assert "--value.v-min" not in shown
 

@@ -475,17 +475,23 @@ MISTAKES = [
     ("ppo --env CartPole-v1 --protocol dqn2015", ["error: protocol: ", "not an Atari game", "dqn2015"]),
     ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["error: protocol: ", "not an Atari game"]),
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["error: protocol: ", "dqn2015"]),
-    ("ppo --env envpool/Pong-v5 --exact-resume", ["exact_resume: ", "save_every", "environment steps"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume", ["host.exact_resume: ", "save_every", "environment steps"]),
     (
         "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host.bridge ffi",
-        ["exact_resume: requires host_bridge callback, got ffi\n"],
+        ["host.exact_resume: requires host.bridge callback, got ffi; use callback\n"],
     ),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["async_pools: ", "9 environments", "2 pools"]),
-    ("ppo --env CartPole-v1 --async-pools 2", ["async_pools: ", "on the device", "got 2"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["host.async_pools: ", "9 environments", "2 pools"]),
+    ("ppo --env CartPole-v1 --async-pools 2", ["host.async_pools: ", "on the device", "got 2"]),
     ("ppo --env envpool/Pong-v5 --async-pools -1", ["async_pools: ", "-1", "0"]),
-    ("ppo --env envpool/CartPole-v1 --overlap", ["error: overlap: ", "async_pools 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["error: overlap: ", "host environment", "async_pools 1"]),
-    ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["error: overlap: ", "dqn", "async_pools alone"]),
+    (
+        "ppo --env envpool/CartPole-v1 --overlap",
+        ["error: host.overlap: requires async_pools, got 0; set async_pools to 1 or more\n"],
+    ),
+    (
+        "ppo --env CartPole-v1 --overlap",
+        ["error: host.overlap: requires async_pools, got 0; set async_pools to 1 or more\n"],
+    ),
+    ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["error: host.overlap: ", "dqn", "async_pools alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn: requires discrete actions, got Box"]),
 ]
 

@@ -372,7 +372,7 @@ def test_invalid_step_value_raises_fault_with_episode_step_and_action(fault, con
     env = faulty(fault, config)
     with pytest.raises(EnvFault) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
-    remedy = "; set quarantine to reset the environment instead" if "finite" in FAULTS[fault] else ""
+    remedy = "; wrap quarantine resets the environment instead" if "finite" in FAULTS[fault] else ""
     assert str(raised.value) == f"{MODULE}:Walk: {FAULTS[fault]} in {WHERE}{remedy}"
 
 
@@ -606,7 +606,7 @@ def test_choose_num_workers_follows_step_time_and_cores(step_s, compute_s, num_e
 
 
 def test_env_workers_is_rejected_for_gymnax():
-    with pytest.raises(ValueError, match="host.workers: gymnax/CartPole-v1 has no worker processes, got 2"):
+    with pytest.raises(ValueError, match=r"host\.workers: gymnax/CartPole-v1 has no worker processes, got 2"):
         envs.make("gymnax/CartPole-v1", 2, TWO)
 
 

@@ -169,7 +169,10 @@ REFUSED = [
     ("--gama 0.9", ["gama: unknown option; did you mean gamma?\n"]),
     ("--target-kl x", ["target_kl: must be a number or none, got 'x'"]),
     ("--num-minibatches 3", ["num_minibatches 3: num_minibatches: must divide"]),
-    ("--memory.size 8", ["memory.size: memory none has no such option, got 8; use memory gru, lstm or lru\n"]),
+    (
+        "--memory.size 8",
+        ["memory.size: memory none has no such option, got 8; use memory gru, lstm, lru or MODULE:CLASS\n"],
+    ),
     (
         "--memory gru --memory.size 8",
         ["memory.size: not every run of the sweep has this option, got 8; start another sweep for it\n"],

@@ -235,7 +235,7 @@ MISTAKES = [
     ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
     (
         "ppo --name a_sweep --memory gru,none",
-        ["a_sweep holds a different sweep (num_envs, memory, memory.size differ)"],
+        ["a_sweep holds a different sweep (num_envs, memory.size, memory differ)"],
     ),
     (
         "ppo --num-envs 8,64 --num-minibatches 1,3",

@@ -315,7 +315,8 @@ def test_closed_terminal_stops_and_saves_run(tmp_path):
     line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--console-every", "0.1", "--run-dir", "run"]
     opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # becomes the controlling terminal
     heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as without nohup
-    program = f"{opened}; {heard}; from jaxrl_fast import cli, train; cli.start(lambda: train.main({line}))"
+    imported = "from jaxrl_fast import train; from jaxrl_fast.config import cli"
+    program = f"{opened}; {heard}; {imported}; cli.start(lambda: train.main({line}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -537,7 +538,7 @@ def test_lock_is_released_when_run_fails_before_training(module, broken, tmp_pat
 
 ODD_PLACES = {
     "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: seed: must be a whole number"),
-    "no words but ASCII": ("-c 'from jaxrl_fast import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
+    "no words but ASCII": ("-c 'from jaxrl_fast.config import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
     "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     train an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"jaxrl_fast {jaxrl_fast.__version__}, jax {jax.__version__}\n"),
     "a blank for a dot": ("-m jaxrl_fast train", 2, "error: unknown argument 'train'; use python -m jaxrl_fast.train"),
@@ -560,7 +561,7 @@ def test_unusual_invocations_print_expected_line(words, status, said):
 
 
 def test_interrupted_command_prints_nothing_and_ends_by_the_signal():
-    code = "from jaxrl_fast import cli; import signal; "
+    code = "from jaxrl_fast.config import cli; import signal; "
     code += "cli.start(lambda: signal.default_int_handler(signal.SIGINT, None))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
@@ -572,7 +573,7 @@ def test_cli_starts_no_openblas_threads_unless_configured(wanted, threads):
     """Count the threads that the import of scipy.linalg starts."""
     lines = "import os; n = len(os.listdir('/proc/self/task')); import scipy.linalg; "
     lines += "print(len(os.listdir('/proc/self/task')) - n)"
-    code = f"from jaxrl_fast import cli; cli.start(lambda: exec({lines!r}))"
+    code = f"from jaxrl_fast.config import cli; cli.start(lambda: exec({lines!r}))"
     environment = {k: x for k, x in os.environ.items() if "OPENBLAS" not in k} | wanted
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert (int(said.stdout) > 0) == threads, said.stderr
