@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from jaxrl_fast import envs
 from jaxrl_fast.config import cli
@@ -97,6 +96,8 @@ def matches(env_id: str, pattern: str) -> bool:
 
 def described(ids: Sequence[str]) -> Iterator[str]:
     """Yield a line for each id: its observation and action, or why it cannot be used."""
+    from jaxrl_fast.envs import spaces  # imports jax
+
     width = max(map(len, ids))
     for env_id in ids:
         try:
@@ -104,7 +105,7 @@ def described(ids: Sequence[str]) -> Iterator[str]:
         except ValueError as error:
             yield f"  {env_id:<{width}}  {str(error).removeprefix(f'{env_id} ')}"
         else:
-            yield f"  {env_id:<{width}}  {shown(spec.obs):<22}  {action(spec.action)}"
+            yield f"  {env_id:<{width}}  {spaces.describe_obs(spec.obs):<22}  {spaces.describe_action(spec.action)}"
 
 
 def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
@@ -121,23 +122,6 @@ def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
         whole = textwrap.TextWrapper(116, "    ", "    ", break_on_hyphens=False, break_long_words=False)
         yield whole.fill("  ".join(names))
     yield f"  {USAGE.program} PATTERN also shows observations and actions"
-
-
-def shown(obs: Any) -> str:
-    """Return dtype and shape, "float32[4]", of each part."""
-    if hasattr(obs, "shape"):
-        return f"{obs.dtype}{list(obs.shape)}"
-    parts = obs.items() if isinstance(obs, dict) else enumerate(obs)
-    return " ".join(f"{name} {shown(part)}" for name, part in parts)
-
-
-def action(space: Any) -> str:
-    """Return a description of an action space."""
-    if hasattr(space, "num"):
-        return formatting.counted(space.num, "action")
-    if hasattr(space, "nums"):
-        return f"{formatting.counted(len(space.nums), 'choice')} among {', '.join(map(str, space.nums))}"
-    return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"
 
 
 if __name__ == "__main__":

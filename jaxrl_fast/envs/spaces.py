@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
+from jaxrl_fast.utils import formatting
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
 MAX_OBS_MAGNITUDE = 1e9  # sums of many squares of such numbers still fit float32
@@ -134,3 +135,20 @@ def _narrow_bounds(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
 def narrow_dtype(dtype: Any) -> Any:
     """Return the dtype of at most 32 bits that replaces this one."""
     return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(np.dtype(dtype).name, dtype)
+
+
+def describe_obs(obs: Any) -> str:
+    """Return dtype and shape, "float32[4]", of each part."""
+    if hasattr(obs, "shape"):
+        return f"{obs.dtype}{list(obs.shape)}"
+    parts = obs.items() if isinstance(obs, dict) else enumerate(obs)
+    return " ".join(f"{name} {describe_obs(part)}" for name, part in parts)
+
+
+def describe_action(space: Any) -> str:
+    """Return a description of an action space."""
+    if hasattr(space, "num"):
+        return formatting.counted(space.num, "action")
+    if hasattr(space, "nums"):
+        return f"{formatting.counted(len(space.nums), 'choice')} among {', '.join(map(str, space.nums))}"
+    return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"

@@ -61,7 +61,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
     Raises:
         ValueError: If the environment cannot be made.
     """
-    from jaxrl_fast.envs.__main__ import action, shown
+    from jaxrl_fast.envs import spaces
     from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.networks import torso
 
@@ -69,8 +69,13 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
     with original_errors():
         env = _make(env_id, options, 1, 0)
         spec = env.spec
-        yield Finding("ok", f"observation  {shown(spec.obs)}   network {torso.describe(spec.obs, 'auto', 'auto')}")
-        yield Finding("ok", f"action       {action(spec.action)}{', some forbidden by a mask' * spec.has_action_mask}")
+        yield Finding(
+            "ok", f"observation  {spaces.describe_obs(spec.obs)}   network {torso.describe(spec.obs, 'auto', 'auto')}"
+        )
+        yield Finding(
+            "ok",
+            f"action       {spaces.describe_action(spec.action)}{', some forbidden by a mask' * spec.has_action_mask}",
+        )
         trial = _rows(env_id, options, NUM_ENVS, 0, min(TRIAL_STEPS, options.steps))
         affordable = int(options.max_time * TRIAL_STEPS / max(trial.duration, 1e-9))
         num_steps = max(min(options.steps, affordable), min(TRIAL_STEPS, options.steps))

@@ -31,20 +31,24 @@ if TYPE_CHECKING:
 
 FOLDERS = ("run_dir", "resume", "replay_dir")  # options
 DECIDED = resume.DECIDED_BY_ENV + resume.DECIDED_BY_MEMORY
-MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
+MAX_UPDATE_STEPS = 2**31 - 1  # rows of an update are counted in int32
 
 RESERVED_METRICS = (  # names in every record, which an agent's metrics cannot have
-    *(
-        "episodes",
-        "valid_steps",
-        "return_sum",
-        "return_mean",
-        "return_min",
-        "return_max",
-        "length_sum",
-        "episode_length_mean",
-    ),
-    *("longest_episode", "seed", "env_steps", "num_updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
+    "episodes",
+    "valid_steps",
+    "return_sum",
+    "return_mean",
+    "return_min",
+    "return_max",
+    "length_sum",
+    "episode_length_mean",
+    "longest_episode",
+    "seed",
+    "env_steps",
+    "num_updates",
+    "wall_time_s",
+    "train_time_s",
+    "env_steps_per_s",
 )
 
 
@@ -135,35 +139,54 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
 
     Its options name folders by absolute paths, because making an environment may change the current directory.
     """
-    from jaxrl_fast.parallel import program
-    from jaxrl_fast.runs import checkpoint
-    from jaxrl_fast.training import build, memory, replay_storage
-
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
-    options, asked = settings.options, settings
-    folder = Path(options.resume)
-    saved, damaged = directory.checkpoint_to_resume(folder) if options.resume else (None, ())
-    done = saved.manifest["host"]["scores"]["updates"] if saved else 0
-    before = saved.manifest if saved else None
-    if saved:
-        resume.check_unchanged(settings, saved.manifest["config"], folder, saved.folder, decided=not members)
-        saved = saved._replace(folder=saved.folder.absolute())
-    check_unsolved(options, saved)
+    saved, damaged = _to_resume(settings, members)
+    options = settings.options
     absolute: dict[str, Any] = {
         name: str(Path(text).absolute()) for name in FOLDERS if (text := getattr(options, name))
     }
+    folder, asked = Path(options.resume), settings
     settings = settings._replace(options=dataclasses.replace(options, **absolute))
-    algorithm = build.load_algorithm(settings)
+    ready = _fit(*_build(settings, saved), saved, members)
+    return ready._replace(
+        folder=folder,
+        damaged=damaged,
+        decided=tuple(name for name in DECIDED if asked.value(name) != ready.settings.value(name)),
+    )
+
+
+def _to_resume(settings: Settings, members: Sequence[Member]) -> tuple["Checkpoint | None", tuple[str, ...]]:
+    """Return the checkpoint to resume from, if any, and a sentence for each newer one that is damaged."""
+    options = settings.options
+    if not options.resume:
+        return None, ()
+    folder = Path(options.resume)
+    saved, damaged = directory.checkpoint_to_resume(folder)
+    if saved:
+        resume.check_unchanged(settings, saved.manifest["config"], folder, saved.folder, decided=not members)
+        saved = saved._replace(folder=saved.folder.absolute())
+        check_unsolved(options, saved)
+    return saved, damaged
+
+
+def _build(settings: Settings, saved: "Checkpoint | None") -> tuple[Plan, Any]:
+    """Return a plan with environments and the agent, its replay on the device, and a function that makes the agent."""
+    from jaxrl_fast.parallel import program
+    from jaxrl_fast.training import build
+
+    options, algorithm = settings.options, build.load_algorithm(settings)
     rollout_length = settings.agent.length(options.num_envs)
     steps_per_update = rollout_length * options.num_envs
-    if steps_per_update > MAX_STEPS:
-        each = formatting.steps_of_rollout(rollout_length, options.num_envs)
+    each = formatting.steps_of_rollout(rollout_length, options.num_envs)
+    if steps_per_update > MAX_UPDATE_STEPS:
         raise ValueError(
-            f"num_envs: an update must have at most {MAX_STEPS} steps, got {steps_per_update} ({each}); use fewer "
-            "environments or a shorter rollout"
+            f"num_envs: an update must have at most {MAX_UPDATE_STEPS} steps, got {steps_per_update} ({each}); use "
+            "fewer environments or a shorter rollout"
         )
     num_updates = count_updates(options, steps_per_update, saved)
+    done = saved.manifest["host"]["scores"]["updates"] if saved else 0
+    before = saved.manifest if saved else None
     settings, env, agent, placement = build.build(settings, algorithm, num_updates, before, done)
     options = settings.options
     if env.on_device:
@@ -172,38 +195,38 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         check_on_host(settings, env, agent)
     if options.total_steps < steps_per_update:
         raise ValueError(
-            f"total_steps: must be at least one update of {formatting.counted(steps_per_update, 'step')} "
-            f"({formatting.steps_of_rollout(rollout_length, options.num_envs)}), got {options.total_steps}"
+            f"total_steps: must be at least one update of {formatting.counted(steps_per_update, 'step')} ({each}), "
+            f"got {options.total_steps}"
         )
     eval_env = build.evaluation_env(options, env, done)
     if settings.algo not in ALGORITHMS:
         with build.blamed(settings.algo, env):
             check_update(settings.algo, *program.shapes_of_update(env, agent))
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
-    settings, agent, replay_note = replay_storage.decide(
-        settings, env, agent, placement, make, resumed=saved is not None
-    )
-    needs = memory.estimate(env, agent, placement)
-    memory.check_fits(needs, settings.agent.replay_size, steps_per_update, resumed=saved is not None)
+    return Plan(settings, env, agent, placement, eval_env, num_updates, steps_per_update, Path(options.resume)), make
+
+
+def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", members: tuple[Member, ...]) -> Plan:
+    """Return the plan with the replay in the storage that it fits into. Raise ValueError if the run does not fit."""
+    from jaxrl_fast.parallel import program
+    from jaxrl_fast.runs import checkpoint
+    from jaxrl_fast.training import memory, replay_storage
+
+    resumed = saved is not None
+    settings, agent, note = replay_storage.decide(plan.settings, plan.env, plan.agent, plan.placement, make, resumed)
+    needs = memory.estimate(plan.env, agent, plan.placement)
+    memory.check_fits(needs, settings.agent.replay_size, plan.steps_per_update, resumed)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # refuse a checkpoint of other shapes before anything is compiled
-        checkpoint.unflatten(program.shapes(env, agent, placement, varied), saved)
-    return Plan(
+        checkpoint.unflatten(program.shapes(plan.env, agent, plan.placement, varied), saved)
+    return plan._replace(
         settings=settings,
-        env=env,
         agent=agent,
-        placement=placement,
-        eval_env=eval_env,
-        num_updates=num_updates,
-        steps_per_update=steps_per_update,
         needs=needs,
-        folder=Path(options.resume),
         saved=saved,
-        damaged=damaged,
         members=members,
         varied=varied,
-        replay_note=replay_note,
-        decided=tuple(name for name in DECIDED if asked.value(name) != settings.value(name)),
+        replay_note=note,
     )
 
 
@@ -229,9 +252,9 @@ def check_devices(options: Options) -> None:
         raise ValueError(problem)
 
 
-def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
+def check_unsolved(options: Options, saved: "Checkpoint") -> None:
     """Raise ValueError for more steps of a run that has stopped as solved: no seed is left to train."""
-    if saved is None or not options.stop_when_solved:
+    if not options.stop_when_solved:
         return
     if saved.manifest["config"]["solved_threshold"] != options.solved_threshold:
         return
