@@ -101,9 +101,12 @@ def read_values(
 
     Repeated key=value options accumulate their pairs.
     """
-    values = dict(before or {})
-    for setting in (find(s, known, records, algo, program) for s in apart(settings, known)):
+    values, written = dict(before or {}), dict[str, str]()
+    for given in apart(settings, known):
+        setting = find(given, known, records, algo, program)
         name, option = setting.name, known[setting.name]
+        if not given.on_command_line and written.setdefault(name, given.name) != given.name:
+            raise ValueError(f"{given.origin}: given twice, as {written[name]} and {given.name}; keep one")
         value = convert(option, setting)
         if setting.on_command_line and option.kind is str and value == option.default == "":
             raise ValueError(f"{setting.origin}: must not be empty, got ''; give a value or leave it out")

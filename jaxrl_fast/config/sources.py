@@ -62,13 +62,24 @@ def from_mapping(mapping: Mapping[str, Any], origin: Any = str) -> list[Setting]
     for name, value in (*((n, v) for n, v in mapping.items() if n != "agent"), *agent.items()):
         value = _with_arguments(value) if name == "network" else value
         settings.append(Setting(str(name), [value] if name == "env" else as_values(value), origin(name)))
-    names = [setting.name.replace("-", "_") for setting in settings]
+    _refuse_repeated(settings)
     for setting in settings:
-        if names.count(setting.name.replace("-", "_")) > 1:
-            raise ValueError(f"{setting.origin}: given twice; keep one")
         for text in (setting.name, *(part for v in setting.values for part in (v if isinstance(v, tuple) else (v,)))):
             _check_line(text)
     return settings
+
+
+def _refuse_repeated(settings: Sequence[Setting]) -> None:
+    """Raise ValueError for an option that a mapping names twice, perhaps in a part too: memory {size: 3}."""
+    named: list[tuple[str, Setting]] = []
+    for setting in settings:
+        name = setting.name.replace("-", "_")
+        inner = [key for key, _ in (v for v in setting.values if isinstance(v, tuple)) if key != "kind"]
+        is_part = not name.endswith("options") and inner
+        named += [(f"{name}.{key}", setting) for key in inner] if is_part else [(name, setting)]
+    for i, (name, setting) in enumerate(named):
+        if name in (other for other, _ in named[:i]):
+            raise ValueError(f"{setting.origin}: given twice; keep one")
 
 
 def one(setting: Setting, expected: str) -> Any:

@@ -294,6 +294,11 @@ def test_mistake_about_a_part_is_one_line(line, message):
             "memory.size: memory none has no such option, got 3; use memory gru, lstm, lru or MODULE:CLASS",
         ),
         ({"memory": {"kind": "gru", "sise": 3}}, "memory.sise: unknown option; did you mean memory.size?"),
+        (
+            {"memory": {"kind": "gru", "size": 3}, "agent": {"size": 4}},
+            "size: given twice, as memory.size and size; keep one",
+        ),
+        ({"memory": {"kind": "gru", "size": 3}, "agent": {"memory.size": 4}}, "memory.size: given twice; keep one"),
         ({"memory": {"kind": "gru", "size": "x"}}, "memory.size: must be a whole number (64, 64k, 10M, 1e6), got 'x'"),
         ({"memory": 3}, "memory: must be 'none' or 'gru' or 'lstm' or 'lru' or a class (package.module:Class), got 3"),
         ({"memory": "gru", "agent": {"memory": "gru"}}, "memory: given twice; keep one"),
