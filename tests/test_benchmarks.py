@@ -229,6 +229,7 @@ def test_step_past_time_limit_can_save_before_it_is_killed():
     assert time.monotonic() - began < 50
 
 
+@pytest.mark.slow
 def test_children_of_step_end_with_it_at_time_limit():
     child = "import time; time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -237,6 +238,7 @@ def test_children_of_step_end_with_it_at_time_limit():
     assert status == -15 and timed_out and time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_step_is_terminated_when_main_process_is_interrupted(tmp_path):
     told = tmp_path / "told"
     waits = f"signal.signal(15, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit())); time.sleep(60)"
@@ -254,6 +256,7 @@ def test_step_is_terminated_when_main_process_is_interrupted(tmp_path):
     assert told.exists()
 
 
+@pytest.mark.slow
 def test_main_without_gpu_prints_one_line_and_measures_nothing(tmp_path, capfd):
     assert on_a_gpu.main(["ffi", "--folder", str(tmp_path / "results")]) == 2
     out, err = capfd.readouterr()
@@ -430,6 +433,7 @@ def test_each_mode_of_waiting_benchmark_trains(monkeypatch):
     assert [bool(way.state.rollout) for way in ways] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_plain_dqn_makes_all_due_gradient_steps(monkeypatch):
     import plain_dqn
 
@@ -466,6 +470,7 @@ def test_sac_speed_counts_products_of_plain_program(monkeypatch):
     assert sum(product_sizes(program.jaxpr, 192)) == sac_speed.products(3, 1)
 
 
+@pytest.mark.slow
 def test_sac_speed_times_gradient_steps_alone(monkeypatch):
     import plain_sac
     import sac_speed
@@ -541,6 +546,7 @@ def test_kernels_benchmark_rotates_order_of_variants_over_rounds(monkeypatch, tm
     assert row["num_envs"] == 64 and row["env_steps"] % (64 * 128) == 0
 
 
+@pytest.mark.slow
 def test_kernels_variant_trains_with_its_kernel_disabled(monkeypatch):
     import kernels
     import side_by_side

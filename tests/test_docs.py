@@ -139,6 +139,7 @@ def test_group_table_has_part_without_alternatives_by_its_options():
     assert cells(tables.group_table(System)) == [["`--host.workers`", "`1`", "Something else."]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_metric_is_explained(algo):
     told = {name.strip("`"): words for name, *words in cells(tables.metrics(algo))}
@@ -160,6 +161,7 @@ def run(tmp_path_factory):
     return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", run_dir=str(folder), **small)
 
 
+@pytest.mark.slow
 def test_every_common_metric_is_explained(run):
     assert set(tables.explained()["record"]) == set().union(*run.metrics) - tables.own_metrics("pqn")
 
@@ -190,6 +192,7 @@ def test_mujoco_presets_are_measured_or_listed_as_not_measured():
     assert set(tables.published()["mujoco"]) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [*PAGES, *README])
 def test_every_table_mark_of_page_can_be_rendered(page):
     for words in tables.MARK.findall({**PAGES, **README}[page]):

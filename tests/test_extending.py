@@ -110,6 +110,7 @@ def twin_critics(spec: EnvSpec, rollout_length=4, batch_size=64) -> Agent:
     return Agent(init, explore, exploit, update, rollout_length, policy_state=lambda s: s._replace(replay=()))
 
 
+@pytest.mark.slow
 def test_off_policy_agent_with_twin_critics_learns():
     env = probes.continuous_action_of_observation(8)
     agent = twin_critics(env.spec)
@@ -153,12 +154,14 @@ def recurrent_agent(spec: EnvSpec, rollout_length=12) -> Agent:
     )
 
 
+@pytest.mark.slow
 def test_recurrent_agent_solves_memory_probe():
     env = probes.remember(32)
     agent = recurrent_agent(env.spec)
     assert greedy_return(env, agent, train(env, agent, 200)) == 1.0  # 0 without memory
 
 
+@pytest.mark.slow
 def test_unroll_equals_stepwise_outputs_of_acting_policy():
     """The outputs of an unroll equal those of the policy while acting, also at episode starts."""
     env = probes.remember(4)
@@ -228,6 +231,7 @@ def masked_agent(spec: EnvSpec, rollout_length=8) -> Agent:
     return Agent(init, partial(act, True), partial(act, False), update, rollout_length)
 
 
+@pytest.mark.slow
 def test_masked_agent_never_takes_masked_action():
     env = forbidden(16)
     agent = masked_agent(env.spec)
@@ -237,6 +241,7 @@ def test_masked_agent_never_takes_masked_action():
     assert greedy_return(env, agent, state.agent) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
 def test_built_in_algorithms_never_take_masked_action(algo):
     """Also check random exploration, and value targets, which must not use masked actions."""

@@ -123,6 +123,7 @@ def test_imports_follow_order(module):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_files_have_no_import_cycle():
     graph = {
         name: {one.target for one in imports(path.read_text(encoding="utf-8"), set(MODULES)) if one.ours} - {name, ""}

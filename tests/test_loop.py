@@ -88,6 +88,7 @@ def test_batched_seeds_equal_single_runs_in_first_updates():
         np.testing.assert_array_equal(jax.random.key_data(batch_state.key[seed]), jax.random.key_data(state.key))
 
 
+@pytest.mark.slow
 def test_seeds_give_different_parameters_and_keys():
     env = probes.best_action_of_observation(8)
     agent = agent_of(env)
@@ -99,6 +100,7 @@ def test_seeds_give_different_parameters_and_keys():
             assert len(np.unique(leaf, axis=0)) == 16
 
 
+@pytest.mark.slow
 def test_same_seed_gives_same_bits():
     env = probes.chain(4)
     agent = agent_of(env)
@@ -247,6 +249,7 @@ def test_overlap_learns_from_previous_rollout(algo, options, num_shards):
     assert end[2].steps.valid.any()
 
 
+@pytest.mark.slow
 def test_learning_rate_reaches_0_with_overlap():
     """With overlap, the first update makes no gradient steps."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
@@ -303,6 +306,7 @@ def test_only_after_keeps_data_dependency_in_compiled_program():
     assert compiled((jnp.arange(8, dtype=jnp.uint8), jnp.ones(4, bool)), jnp.int32(3)) == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=10)  # each is compiled
 @given(num_steps=st.integers(1, 20), num_gradient_steps=st.integers(1, 40))
 def test_overlap_makes_each_gradient_step_once_and_evenly_over_rollout(num_steps, num_gradient_steps):
@@ -329,6 +333,7 @@ def test_overlap_makes_each_gradient_step_once_and_evenly_over_rollout(num_steps
         assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.slow
 def test_restart_envs_ends_episodes_of_rollout_to_be_learned_from():
     """Otherwise the reward totals of reward normalization would continue into the new episodes."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)

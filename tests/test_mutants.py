@@ -101,6 +101,7 @@ def test_every_sampled_file_exists_and_has_nearest_tests():
         assert near or path.endswith("__init__.py")
 
 
+@pytest.mark.slow
 def test_every_equivalent_mutant_can_still_be_made():
     made = {}
     for path, diff in sample.equivalents():
@@ -175,6 +176,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_plant_returns_killed_if_test_fails_and_restores_source(tmp_path):
     tree = tmp_path / "tree"
     (tree / "jaxrl_fast").mkdir(parents=True)

@@ -74,6 +74,7 @@ def test_greedy_action_is_tanh_of_policy_mean(algo):
     np.testing.assert_allclose(decision.action, np.tanh([[0.5, -3]] * 2), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
 @each_rule
 @settings(max_examples=10)
@@ -274,6 +275,7 @@ def learn_rollouts(algo, kind="uniform", poison=None, seed=0):
     return state, metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "kind"),
     [slow("sac", "uniform"), ("td3", "uniform"), slow("sac", "prioritized"), slow("td3", "prioritized")],
@@ -287,6 +289,7 @@ def test_reset_rows_do_not_affect_learning(algo, kind, poison):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learned(clean)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [slow("sac"), "td3"])
 def test_observation_statistics_exclude_reset_rows(algo):
     """The oracle is an agent without normalization that learns from observations normalized with numpy."""
@@ -339,6 +342,7 @@ def kernels(params):
     return [x for path, x in jax.tree.leaves_with_path(params) if "kernel" in jax.tree_util.keystr(path)]
 
 
+@pytest.mark.slow
 @each_rule
 def test_each_critic_is_trained_and_critics_differ(algo):
     learner = learn_rollouts(algo)[0].learner
@@ -364,6 +368,7 @@ def test_training_is_bitwise_reproducible_and_depends_on_seed(algo):
     assert all(np.abs(x - y).max() > 0.1 for x, y in zip(kernels(one), kernels(other)))
 
 
+@pytest.mark.slow
 @each_rule
 def test_vmapped_init_equals_init_of_each_seed(algo):
     keys = jax.random.split(jax.random.key(3), 3)

@@ -131,6 +131,7 @@ NOT_OF = {algo: set() if algo == "dqn" else {"dueling", "noisy"} for algo in SMA
 SAID = {"kind": "network", "hidden": "hidden_sizes", "dtype": "compute_dtype"}  # named differently in a Config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", NETWORKS, ids=["mlp", "impala"])
 @each_algorithm
 def test_network_config_options_reach_network(algo, options):
@@ -153,6 +154,7 @@ def test_network_config_options_reach_network(algo, options):
     assert computed(context.actor if algo in CONTINUOUS else context.network) == computed(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @each_algorithm
 def test_compute_dtype_sets_product_dtype_and_state_stays_float32(algo, dtype):
@@ -187,6 +189,7 @@ def metrics_of_run(algo, num_shards=1):
     return {name: x[0] for name, x in metrics.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [slow(algo) if algo in CONTINUOUS else algo for algo in SMALL])
 def test_annealed_learning_rate_is_linear_in_gradient_steps(algo):
     metrics = metrics_of_run(algo)

@@ -56,6 +56,7 @@ def test_c51_target_is_distribution_of_critic_with_least_mean():
     np.testing.assert_allclose(weight, [0.4, 0.5, 0.1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_c51_loss_is_cross_entropy_with_projected_target(rlax):
     # Atoms .5, 1.4, 2.3 of weights .4, .5, .1 on 0 1 2: .2 | .2 + .3 | .2 + .1. The critic's logits are 0: log 3 each
     context = tables_of("td3", **C51)
@@ -91,6 +92,7 @@ def test_distributional_sac_target_includes_entropy_in_each_atom(options):
     np.testing.assert_allclose(soft - plain, -0.9 * 0.5 * LOG_PI_0, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_quantile_loss_matches_rlax(rlax):
     """Each critic regresses to all atoms of the target, with Huber's loss."""
     context, rng = tables_of("td3", **QUANTILE), np.random.default_rng(0)
@@ -262,6 +264,7 @@ def test_policy_does_not_depend_on_crossq_statistics():
 # The other options
 
 
+@pytest.mark.slow
 def test_sac_policy_delay_updates_policy_every_third_step():
     agent = make("sac", num_envs=4, num_obs=3, num_actions=2, policy_delay=3, replay_ratio=0.25)
     state = jax.jit(agent.init)(jax.random.key(0))

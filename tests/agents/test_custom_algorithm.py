@@ -112,6 +112,7 @@ def test_algorithm_given_by_name_trains_resumes_and_evaluates(write, tmp_path):
     assert 0 <= jaxrl_fast.load("run").policy([0.0, 0.0, 0.1, 0.0]) <= 1
 
 
+@pytest.mark.slow
 def test_run_stops_if_weights_of_any_name_are_not_finite(write, capsys):
     """An algorithm that names its parameters may have infinite numbers elsewhere in its state."""
     infinite = HILL_CLIMBING.replace('return {"best"', 'return {"most": jnp.float32(jnp.inf), "best"')

@@ -103,6 +103,7 @@ def test_one_step_target_and_loss_equal_hand_calculation(double, loss, target, e
     np.testing.assert_allclose(metrics["q_value"], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 def test_one_step_loss_matches_rlax(rlax, double):
     learner, batch = problem(3)
@@ -148,6 +149,7 @@ def targets_at(context, ring, learner, rows):
     return dqn.td_target(context, learner, batch, (), ()).atom[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminates", [False, True])
 def test_three_step_targets_equal_hand_calculation(terminates):
     # gamma .5, best values 2 s, rewards 1 2 3 4; the episode ends with the fourth step, and row 4 is its reset.
@@ -179,6 +181,7 @@ def test_n_step_targets_match_rlax(rlax, n_step):
     np.testing.assert_allclose(targets_at(context, ring, learner, rows), expected[rows], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Rlax:PendingDeprecationWarning")
 @pytest.mark.parametrize("double", [False, True])
 def test_c51_loss_matches_rlax(rlax, double):
@@ -201,6 +204,7 @@ def test_c51_loss_matches_rlax(rlax, double):
     np.testing.assert_allclose(errors, expected - entropy, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 def test_quantile_loss_matches_rlax(rlax, double):
     learner, batch = problem(3, 5)
@@ -219,6 +223,7 @@ def test_quantile_loss_matches_rlax(rlax, double):
 MUNCHAUSEN = dict(bonus=dict(kind="munchausen", alpha=0.5, temperature=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 def test_value_rescaling_matches_rlax_transformed_td(rlax, double):
     context = context_of(rescaling=True, double=double)
@@ -333,6 +338,7 @@ def test_make_counts_environment_steps_of_all_shards(
     assert context.ratio == off_policy.ReplayRatio(Fraction(str(ratio)), first, rollout_length * num_envs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num_envs", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(10, marks=pytest.mark.slow)]
 )
@@ -382,6 +388,7 @@ def step(context, buffer, num_updates, keys, params):
     )
 
 
+@pytest.mark.slow
 def test_gradient_step_sets_priorities_from_td_errors():
     # Only rows 1 and 3 can be drawn. gamma 1/2, values 0: errors |2|, |-16|; to the power 1/2: 1.41421 and 4.
     context = context_of(replay="prioritized", alpha=0.5, gamma=0.5, size=16, batch_size=16)
@@ -403,6 +410,7 @@ def test_gradient_step_changes_nothing_if_all_priorities_are_zero():
     assert after.max_priority == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta", "num_updates"), [(1.0, 0), (0.4, 100)])
 def test_gradient_step_applies_importance_weights(beta, num_updates):
     # Priorities 1 and 4, exponent beta at first and 1 at the end: 16 strata of 5 sample row 1 three or four times, and
@@ -490,6 +498,7 @@ def test_each_gradient_step_gets_unique_random_keys(monkeypatch):
     assert len(set(seen)) == len(seen) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "poison", "kind"),
     [
@@ -584,6 +593,7 @@ SWITCHES = {
 ALWAYS_RUN = ("prioritized",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "switch", [pytest.param(name, marks=[] if name in ALWAYS_RUN else [pytest.mark.slow]) for name in SWITCHES]
 )
@@ -644,6 +654,7 @@ def test_vmapped_seeds_equal_single_seed_runs_and_differ():
     assert all(np.abs(leaf[i] - leaf[j]).max() > 1e-3 for leaf in kernels for i, j in ((0, 1), (1, 2), (0, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=["seeds", "seeds of several shards"])
 def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
     """Under vmap, a batched condition would compute both branches and a batched loop would wait for all seeds."""

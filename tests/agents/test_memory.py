@@ -71,6 +71,7 @@ def test_ppo_advantages_values_and_loss_match_loop_per_environment(length):
     assert not valid.all() and np.asarray(steps.last).sum(0).min() > 1
 
 
+@pytest.mark.slow
 def test_pqn_targets_match_loop_per_environment():
     env = probes.remember(4, length=5)
     agent = make_agent(pqn, env, sequence_length=4, burn_in=1, q_lambda=0.5)

@@ -103,6 +103,7 @@ TRACED = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FrozenLake-misc")  
 REFUSED = "gymnax/MNISTBandit-bsuite"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -170,6 +171,7 @@ def test_loss_matches_equation_9(clip_vloss):
     np.testing.assert_allclose(total, whole, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_reset_rows_do_not_affect_learning():
     """Actions and rewards of reset rows are overwritten. Parameters and metrics stay bit-identical."""
     env = probes.constant_reward(4)
@@ -257,6 +259,7 @@ def test_advantages_are_standardized_in_each_minibatch(seed, num_shards):
     np.testing.assert_array_equal(np.where(weight > 0, after, 0), np.where(weight > 0, other, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize_advantage", [True, False])
 def test_normalize_advantage_option_standardizes_advantages(normalize_advantage):
     """With the option, mean 0 and mean square 1; without it, those of the rollout, which is one minibatch."""
@@ -285,6 +288,7 @@ def test_normalize_advantage_option_standardizes_advantages(normalize_advantage)
     np.testing.assert_allclose((metrics["mean"], metrics["square"]), expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(
     ("slope", "noise", "explained"),
@@ -356,6 +360,7 @@ def test_initial_policy_has_log_std_of_option(log_std):
     np.testing.assert_allclose(actions.std(0), np.exp(log_std), rtol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [types.Discrete(5), types.Box((2,))], ids=["discrete", "continuous"])
 def test_explore_and_exploit_normalize_observations(action):
     """The oracle is an agent without normalization on (obs - mean) / std."""
@@ -435,6 +440,7 @@ def test_adaptive_kl_keeps_kl_near_target():
     assert all(0.003 < kl < 0.03 for kl, _ in found.values()), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "scale"), [(1e-12, 1 / 1.5), (10.0, 1.5)])
 def test_schedule_kl_compares_divergence_with_its_target(target, scale):
     """The second of two gradient steps adapts the rate: it falls for a tiny target, and rises for a large one."""
@@ -458,6 +464,7 @@ def test_adaptive_kl_ignores_steps_after_early_stop():
     np.testing.assert_allclose(after.lr_scale, 1.5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_ignores_first_step_of_an_update():
     """Before it the policy is unchanged, so its divergence is rounding. The learning rate is above the usual range."""
     env = probes.continuous_action_of_observation(32)
@@ -467,6 +474,7 @@ def test_adaptive_kl_ignores_first_step_of_an_update():
     assert train(jax.random.key(0))[0].agent.lr_scale == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_kl", [None, 3e-4])
 def test_learning_rate_anneals_to_zero_with_and_without_early_stopping(target_kl):
     """After update u of U, the learning rate is (1 - u / U) times the initial one."""
@@ -482,6 +490,7 @@ def test_learning_rate_anneals_to_zero_with_and_without_early_stopping(target_kl
     assert stopped == (target_kl is not None)
 
 
+@pytest.mark.slow
 def test_metrics_are_means_over_gradient_steps_before_early_stop():
     """A tiny target_kl stops at the second minibatch. The oracle is one epoch of two minibatches without it."""
     env = probes.best_action_of_observation(16)
@@ -498,6 +507,7 @@ def test_metrics_are_means_over_gradient_steps_before_early_stop():
         np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.slow
 def test_ratio_is_one_before_first_gradient_step():
     """With one epoch of one minibatch, log_prob of rollout and learner agree, so approx_kl is 0."""
     env = probes.chain(8)
@@ -545,6 +555,7 @@ def test_prepare_keeps_pre_tanh_sample_of_squashed_action():
     assert np.abs(sample - action).max() > 1
 
 
+@pytest.mark.slow
 def test_kl_of_squashed_actions_is_accurate_when_tanh_rounds_to_one():
     """With mean 12 before the tanh, each action rounds to 1. KL(old || new) is still (shift / std)^2 / 2."""
     num_rows, std, shift = 4096, 0.1, 0.02
@@ -618,6 +629,7 @@ def test_config_values_may_be_traced():
     np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), 0.9 * rates, rtol=1e-5)  # after the first of ten updates
 
 
+@pytest.mark.slow
 def test_custom_objective_replaces_loss():
     """An objective of values only changes the critic's parameters and not the actor's."""
 

@@ -138,6 +138,7 @@ def test_explore_stores_largest_action_value_for_bootstrapping():
     assert (np.asarray(decision.action) != values.argmax(-1)).any()
 
 
+@pytest.mark.slow
 def test_agent_learns_delayed_consequence():
     value, action = learn(probes.delayed_consequence(8))([[0, 0], [-1, 1], [1, 1]])
     assert action[0] == 1
@@ -166,6 +167,7 @@ def test_termination_does_not_bootstrap():
     np.testing.assert_allclose(value, np.repeat(expected, 2).reshape(10, 2), atol=0.3)
 
 
+@pytest.mark.slow
 def test_reset_rows_do_not_affect_learning():
     """Actions and rewards of reset rows are overwritten. State and metrics stay bit-identical."""
     env = probes.best_action(4)

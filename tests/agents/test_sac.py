@@ -198,6 +198,7 @@ def test_policy_gradient_flows_through_sampled_action():
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_default_target_entropy_is_minus_number_of_action_dimensions():
     for num_actions in (1, 3):
         context = tables_of("sac", num_actions=num_actions)
@@ -255,6 +256,7 @@ def test_init_uses_temperature_option(learned):
     assert learner.target_params.actor == learner.target_params.log_temperature == ()
 
 
+@pytest.mark.slow
 def test_importance_weights_apply_to_critic_loss_only():
     """Priorities 1 and 4 with final exponent 1 give weights 1/16 and 1/64 for the critics, 1/16 for the others.
 

@@ -184,6 +184,7 @@ def fill_buffer(context, num_rollouts=2):
     return buffer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [2, slow(3)])
 def test_policy_and_targets_update_every_policy_delay_gradient_steps(delay):
     """Three seeds in one program. Parameters move by tau when due and stay bit-identical between."""

@@ -110,6 +110,7 @@ OF_SWEEPS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(arguments(OF_SWEEPS, VALUES + LISTS))
 @example(["--env=0", "\n"])
@@ -117,6 +118,7 @@ def test_any_sweep_command_line_gives_request_or_one_line_error(words):
     parse_or_error(lambda: grid.from_command_line(words), grid.SweepRequest)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(YAML)
 def test_any_sweep_file_gives_plan_or_one_line_error(content):

@@ -217,6 +217,7 @@ def test_part_without_alternatives_is_given_as_a_mapping():
         assert settings.options.host == Host(workers=2, async_pools=1)
 
 
+@pytest.mark.slow
 @given(records())
 def test_settings_are_read_back_from_their_file(record):
     algo = next(name for name, kind in ALGORITHMS.items() if kind is type(record))

@@ -57,6 +57,7 @@ def run(algo, config_, seeds, population=(), sequential_seeds=False):
     return jax.device_get((state.agent, dict(metrics)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequential_seeds", [False, True])
 @pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in ALGORITHMS])
 def test_population_member_matches_its_single_run(algo, sequential_seeds):
@@ -93,6 +94,7 @@ def test_evaluation_uses_hyperparameters_of_each_member():
     assert each[0]["eval_return_mean"] == 0 < each[1]["eval_return_mean"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [slow(algo) if algo in UNTRACED else algo for algo in ALGORITHMS])
 def test_every_real_hyperparameter_can_be_traced(algo):
     """Trace them one by one, so that a failure names one; enable every switch that reads one."""

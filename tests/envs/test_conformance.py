@@ -154,6 +154,7 @@ def flattened(obs):
     return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
 
 
+@pytest.mark.slow
 @each
 def test_rollout_matches_loop_over_suite_functions(env_id):
     """Compare observations (including terminal ones), rewards, terminations and truncations."""
@@ -267,6 +268,7 @@ def test_reset_keys_are_distinct_and_same_seed_is_bitwise_reproducible(env_id):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @each
 def test_vmapped_seeds_match_single_seed(env_id):
     env = envs.make(env_id, 2, **SAMPLES[env_id])
@@ -355,6 +357,7 @@ def test_registered_ids_are_unique_and_have_suite_prefix(suite):
     assert len(ids) == len(set(ids)) > 1 and all(env_id.startswith(f"{suite}/") for env_id in ids)
 
 
+@pytest.mark.slow
 def test_unknown_id_and_listing_do_not_import_suites():
     """An unknown id is searched for in all other backends; the listing filters all names. Neither imports a suite."""
     code = (

@@ -74,6 +74,7 @@ def play(env, seed=0, num_steps=T):
     return jax.device_get(jax.jit(run)(jax.random.key(seed)))
 
 
+@pytest.mark.slow
 def test_step_matches_gymnax_with_gravity_drawn_at_each_reset():
     env = envs.make("CartPole-v1", N, gravity="8..12", max_steps_in_episode=20)
     (_, first), (states, steps) = play(env)

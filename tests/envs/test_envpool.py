@@ -188,6 +188,7 @@ def test_procgen_truncates_at_its_own_time_limit():
     assert (ends.discount[ends.last] == 0).all()
 
 
+@pytest.mark.slow
 def test_game_over_at_time_limit_step_is_terminated():
     game = play("sticky", "ffi")
     end = int(np.argmax(game.steps.last[:, 0]))
@@ -198,6 +199,7 @@ def test_game_over_at_time_limit_step_is_terminated():
     assert steps.last[end, 0] and steps.discount[end, 0] == 0
 
 
+@pytest.mark.slow
 def test_rollout_scores_are_unclipped_and_span_all_lives():
     """PPO clips rewards. The scores of the rollout equal sums over envpool's own `info` for the same actions."""
     name, options, protocol, num_steps = CASES["lives"]
@@ -496,6 +498,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
 def test_train_command_rejects_invalid_options_in_one_line_without_files(line, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -70,6 +70,7 @@ def test_procgen_option_that_changes_task_or_is_out_of_range_is_rejected(options
     assert str(refusal.value) == says.format("envpool/CoinrunEasy-v0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "heeded"),
     [
@@ -129,6 +130,7 @@ def test_option_is_rejected_when_trial_times_out(monkeypatch):
     probe.rejection_reason.cache_clear()
 
 
+@pytest.mark.slow
 def test_train_command_rejects_crashing_option_in_one_line_without_files(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert train.main(["ppo", "--env", "envpool/MiniGrid-Empty-5x5-v0", "--env-option", "size=0"]) == 2
@@ -144,6 +146,7 @@ def fake_child(monkeypatch, code):
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("goes_on", "limit", "says"), [(0, 60.0, "it leaves processes running"), (100, 3.0, "the trial did not finish")]
 )
@@ -266,6 +269,7 @@ def test_actions_of_any_integer_width_are_clipped_without_overflow(dtype):
     np.testing.assert_array_equal(spaces.to_env_action(spec, (), given), [0, 100, min(most, 199)])
 
 
+@pytest.mark.slow
 def test_ffi_calls_are_tried_in_child_process_when_backend_is_gpu(monkeypatch):
     """In the same process, an abort would end the training."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -290,6 +294,7 @@ def test_listed_name_with_slash_resolves_without_backend_prefix():
         envs.make("MetaWorlds/Reach-v3", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "LunarLander-v3", "Highway-v0", "CartPole-v1"])
 def test_render_returns_image_for_families_that_envpool_renders(name):
     env = envs.make(f"envpool/{name}", 2)

@@ -92,6 +92,7 @@ def test_rows_of_registered_environments_match_gymnasium_sync_vector_env(name):
     env.host.close()
 
 
+@pytest.mark.slow
 def test_number_of_workers_does_not_change_trajectories():
     actions = np.random.default_rng(1).integers(2, size=(40, 7)).astype(np.int32)
     results = []
@@ -125,6 +126,7 @@ def test_environments_differ_and_same_seed_reproduces_trajectories():
     assert not np.isin(other[0].obs[:, 0], first[0].obs[:, 0]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
 def test_reseed_matches_environments_made_with_new_seed(config):
     env, actions = envs.make(f"{MODULE}:Walk", 4, config), np.zeros((3, 4), np.int32)
@@ -365,6 +367,7 @@ def faulty(fault, config):
     return description.from_description(described._replace(source=own), 4, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "config"), [*((fault, LOCAL) for fault in FAULTS), ("shape", TWO), ("leave", TWO)], ids=parameter_id
 )
@@ -393,6 +396,7 @@ def test_faulty_reset_raises_in_make(fault, says):
         assert says in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", BRIDGED, ids=BRIDGE_NAMES)
 def test_environment_exception_keeps_type_and_traceback(config):
     env = faulty("raise", config)
@@ -414,6 +418,7 @@ def test_unpicklable_worker_exception_is_raised_as_runtime_error():
     assert "raise OddError" in user_traceback(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "says"),
     [("die", "ended with exit status 3"), ("abort", "ended by signal 6 (SIGABRT)"), ("hang", "within 2 s")],
@@ -458,6 +463,7 @@ class Simulated(gym_envs.Walk):
         self.child.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [slow(""), "hang", slow("die"), slow("abort")])
 def test_no_process_of_environment_remains(fault, tmp_path):
     pids = tmp_path / "pids"
@@ -525,6 +531,7 @@ class Leaning(gym_envs.Walk):
         self.size = 99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
 def test_observation_outside_its_space_warns_once(config, capsys):
     described = description.describe(source.from_object(gym_envs.Walk, {}, "leaning"))

@@ -113,6 +113,7 @@ def test_run_resumed_on_one_core_has_all_gradient_workers_when_resumed_on_severa
     assert workers == [workers[0], 1, workers[0]] and workers[0] > 1
 
 
+@pytest.mark.slow
 def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(gym_envs.FAULTS, "late", lambda *outcome: 1 // 0)
     options = f"--env {MODULE}:Walk --env-option fault=late fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
@@ -243,11 +244,13 @@ class Mislabeled(gym_envs.Walk):
         return obs, reward, terminated or truncated, False, info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", [f"{MODULE}:Guarded", slow(f"{MODULE}:Mixed"), slow("gymnax/CartPole-v1")])
 def test_env_check_reports_no_problem_for_correct_environments(env_id):
     assert problems(env_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "says"),
     [

@@ -122,6 +122,7 @@ def test_choose_method_accepts_only_copies_that_step_identically(construct, meth
     assert found == method and bool(why) == bool(reason) and re.match(reason, why), why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_pool", [LocalPool, partial(WorkerPool, num_workers=2, timeout_s=0)])
 def test_pool_goes_on_when_state_cannot_be_saved_or_restored(make_pool):
     """It returns the rows of a pool that was not asked for its state."""
@@ -175,6 +176,7 @@ SHORT |= dict(tensorboard=False, log_level="quiet", log_every=32)
 SHORT |= dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "system", "again"),
     [("Walk", dict(workers=0), {}), slow("Own", dict(workers=1, async_pools=2), dict(workers=0))],

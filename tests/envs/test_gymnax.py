@@ -288,6 +288,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(to_float(x), to_float(y), rtol=1e-4, atol=1e-5), a, b)
 
 
+@pytest.mark.slow
 @each_environment
 def test_step_matches_gymnax_step_and_final_observation(env_id):
     game = random_rollout(env_id)
@@ -303,6 +304,7 @@ def test_step_matches_gymnax_step_and_final_observation(env_id):
     assert_close(ours, jax.tree.map(lambda x: x[:-1][goes_on], answers.env))
 
 
+@pytest.mark.slow
 @each_environment
 def test_reset_matches_gymnax_reset_with_derived_keys(env_id):
     """Each environment's key splits into three: for the reset, for the steps, and for later episodes."""
@@ -460,6 +462,7 @@ def test_termination_takes_precedence_over_time_limit_on_same_step():
         assert steps.reward.dtype == jnp.float32 and (steps.reward == 1).all()
 
 
+@pytest.mark.slow
 def test_vmapped_seeds_match_single_seeds_bitwise():
     """Results are bitwise equal, although a batch draws its resets at other times than a single run."""
     env = envs.make("gymnax/FrozenLake-misc", N)
@@ -502,6 +505,7 @@ def test_reset_output_can_be_donated():
     assert following.num_steps == 1
 
 
+@pytest.mark.slow
 def test_reset_and_step_use_each_key_once(strict_keys):
     env = envs.make("gymnax/FrozenLake-misc", N)
 
@@ -876,6 +880,7 @@ class Tokens:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 5])
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_terminal_state_is_never_stepped(num_envs, num_seeds):

@@ -320,6 +320,7 @@ def test_exact_resume_reseeds_pools_at_checkpoints(tmp_path):
     assert not host_pool.OPEN_POOLS
 
 
+@pytest.mark.slow
 def test_fit_raises_environment_exception_and_marks_run_failed(tmp_path):
     options = dict(fails_at=20, error=BrokenError(3, "a wheel came off"))
     module = sys.modules["jaxrl_fast.envs.counting"]

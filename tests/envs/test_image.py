@@ -221,6 +221,7 @@ def test_frame_skip_is_refused_with_action_masks(env, options):
     assert envs.make(env, 2, frame_skip=1, **options).spec.has_action_mask
 
 
+@pytest.mark.slow
 def test_rollout_stores_single_frames_and_rebuilds_stacks():
     """Stacks decoded for minibatches equal the policy's stacks, also across episode ends and equal frames."""
 

@@ -78,6 +78,7 @@ def seen_from_the_right(state):
     return np.float32([-x / 8, y / 6, -vx, vy, right / 6, left / 6, own_points / 5, points / 5, 4 / 12])
 
 
+@pytest.mark.slow
 @given(states)
 def test_each_player_observes_field_from_its_side(state):
     for both, same, right in zip(BOTH, UNMIRRORED, RIGHT, strict=True):
@@ -106,6 +107,7 @@ def near(x, y, velocity, points=(0, 0)):
     return State(pair(x, y), pair(*velocity), pair(0, 0), jnp.int32(points), pair(x, y), jnp.int32(0))
 
 
+@pytest.mark.slow
 def test_fifth_point_terminates_episode():
     step = lambda state: GAME.step_env(jax.random.key(0), state, jnp.zeros(2, jnp.int32), PARAMS)[3]
     assert step(near(7.5, 5, (1, 0), (4, 0))) and not step(near(7.5, 5, (1, 0), (3, 4)))
@@ -137,6 +139,7 @@ def test_scripted_opponent_follows_ball_at_its_own_speed(side):
     assert reward == (1 if side == "left" else -1)
 
 
+@pytest.mark.slow
 def test_board_and_image_observations_show_expected_state():
     state = near(-3.9, 2.1, (1, 0))._replace(paddles=jnp.float32([2, -3]), before=jnp.float32([-4.9, 2.1]))
     board, image = (Paddles(*SIZE, observation=kind)._observe(PARAMS, state)[0] for kind in ("board", "image"))
@@ -150,6 +153,7 @@ def test_board_and_image_observations_show_expected_state():
     assert {*columns.tolist()} == {0, 1, 82, 83} and len(rows) == 4 * 28
 
 
+@pytest.mark.slow
 def test_players_are_rows_with_equal_ends_and_opposite_rewards():
     env = envs.make("games/Paddles", 3, max_steps_in_episode=40, points=2, paddle=2.0)
     assert env.spec.num_envs == 6 and env.spec.num_games == 3 and env.spec.players == ("left", "right")

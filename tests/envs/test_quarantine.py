@@ -98,6 +98,7 @@ def expected(obs, on_device):
     return [np.array(x) for x in zip(*rows[: len(obs)])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "on_device"), [("obs", True), ("obs", False), ("reward", True), ("reward", False)])
 def test_quarantined_rows_match_plain_loop(kind, on_device):
     """All values in the rollout are finite. The row before a failed step truncates the episode."""
@@ -138,6 +139,7 @@ def test_episode_with_nan_first_observation_has_no_valid_rows(on_device):
     assert metrics["return_min"] == metrics["return_max"] == LIMIT
 
 
+@pytest.mark.slow
 def test_rollout_length_does_not_change_quarantined_rows():
     """`last` is excluded: it may differ before a failure in the next rollout, where the bootstrap value is the same."""
     env, agent = make(), counting_agent(7)
@@ -248,6 +250,7 @@ def test_is_physics_is_true_for_physics_tasks_alone():
     assert not any(map(envs.is_physics, others))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "options"), [("ppo", {}), ("dqn", dict(replay={"size": 512, "n_step": 3}, learning_starts=64))]
 )

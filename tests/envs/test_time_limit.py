@@ -32,6 +32,7 @@ def assert_only_ends_differ(plain, terminating):
         np.testing.assert_array_equal(getattr(terminating, name), getattr(plain, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

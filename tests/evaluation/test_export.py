@@ -310,6 +310,7 @@ def test_exported_policy_encodes_state_index():
         np.testing.assert_array_equal(check.run(to, exported.files, index, ())[0], wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "num"), [(1, 3), (0, 2)])
 def test_npz_rejects_states_not_encoded_as_one_hot_from_0(first, num):
     """Check the states 1 to 3, and the states 0 to 2 of which the last one is encoded as zeros."""
@@ -421,6 +422,7 @@ def functions():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow("network"), "numbers", "choices", "slices", "any", "split"])
 def test_onnx_operations_equal_jax(name, any_ranks):
     act = functions()[name]
@@ -492,6 +494,7 @@ def test_build_rejects_export_that_acts_differently(monkeypatch):
         _build(saved, Options(to="npz"), Path("out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "kind", "to"), [("ppo", "gru", "onnx"), slow("pqn", "lru", "onnx"), slow("ppo", "lstm", "stablehlo")]
 )
@@ -522,6 +525,7 @@ def test_npz_rejects_policy_with_memory():
         numpy_mlp.write(saved, function.make(saved, False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "options", "got"),
     [("ddpg", {"noise": "ou"}, "noise ou"), ("ppo", {"policy": "gsde"}, "policy gsde")],
@@ -533,6 +537,7 @@ def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
         numpy_mlp.write(saved, function.make(saved, True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [slow("mean"), "c51", slow("quantile")])
 def test_npz_of_actor_has_no_atoms_of_critics(value, tmp_path):
     saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value=value)
@@ -540,6 +545,7 @@ def test_npz_of_actor_has_no_atoms_of_critics(value, tmp_path):
     assert exported.card["check"]["max_difference"] <= 1e-5
 
 
+@pytest.mark.slow
 def test_npz_rejects_simba():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], network="simba")
     with pytest.raises(ValueError, match=r"^to npz: needs network mlp, got simba; use stablehlo or onnx"):

@@ -86,6 +86,7 @@ def test_policy_takes_single_observation(cart):
     assert trained.policy(obs[0].tolist()).shape == ()
 
 
+@pytest.mark.slow
 def test_policy_works_under_jit_and_vmap(cart, swing):
     for run, size in ((cart, 4), (swing, 3)):
         policy = jaxrl_fast.load(run).policy
@@ -118,6 +119,7 @@ def test_policy_explore_requires_key_and_matches_training(two):
     assert (action != trained.policy(obs, jax.random.key(1), explore=True)).any()
 
 
+@pytest.mark.slow
 def test_load_selects_seed_and_skips_replay(two):
     trained = jaxrl_fast.load(two, seed=2, which="last")
     jax.tree.map(
@@ -236,6 +238,7 @@ def test_load_accepts_custom_env(swing, tmp_path):
     assert trained.policy(np.zeros(3)) == jaxrl_fast.load(swing).policy(np.zeros(3))
 
 
+@pytest.mark.slow
 def test_evaluate_matches_plain_loop(cart):
     """Step gymnax one environment at a time from the same first observations, which are CartPole's states."""
     result = cart.evaluate(episodes=4, play_seed=3)
@@ -274,6 +277,7 @@ def test_evaluate_reports_each_seed_and_all(two):
     assert explored["seeds"][0]["returns"] != result["seeds"][1]["returns"]
 
 
+@pytest.mark.slow
 def test_evaluate_excludes_diverged_seed_from_total(two, tmp_path, capsys):
     options = episodes.Options(episodes=8)
     saved = episodes.open_run(shutil.copytree(two.folder, tmp_path / "run"), options)
@@ -329,6 +333,7 @@ def test_mean_interval_memory_is_bounded():
     assert low < scores.mean() < high and high - low == pytest.approx(2 * 1.96 / 200_000**0.5, rel=0.3)
 
 
+@pytest.mark.slow
 def test_video_has_frame_per_observation(cart, tmp_path):
     """An episode of n steps with reward 1 has n + 1 observations; here it is cut after 9."""
     made = cart.video(episodes=3, max_steps=9, out=str(tmp_path / "a.gif"), fps=25)

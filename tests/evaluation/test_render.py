@@ -83,6 +83,7 @@ def test_pendulum_draws_angle(angle, tip):
     assert not is_color(picture, (130 * (1.5 - 0.5 * tip[0]), 130 * (1.5 + 0.5 * tip[1])), canvas.ORANGE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_board_draws_topmost_piece(name):
     pieces = minatar.GAMES[name.removesuffix("-MinAtar")]
@@ -97,6 +98,7 @@ def test_board_draws_topmost_piece(name):
             assert is_color(picture, (9 + 36 * column + 18, 9 + 36 * row + 18), wanted), (row, column)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_board_draws_every_channel(name):
     """Skip the channels of SpaceInvaders that hold the direction of the aliens."""

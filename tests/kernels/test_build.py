@@ -32,6 +32,7 @@ def build_in_process(cache, **environment):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_kernels_are_compiled_once_for_all_processes(tmp_path):
     assert build_in_process(tmp_path) == ["True", "1", "True"]
@@ -179,6 +180,7 @@ def test_compiler_description_lists_selected_kernels(monkeypatch):
     assert build.compiler() == "none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["c", "xla,dense", "dense,,conv"])
 def test_unknown_value_of_variable_prints_one_error_line(value):
     command = [sys.executable, "-m", "jaxrl_fast.train", "ppo", "--env", "CartPole-v1"]

@@ -69,6 +69,7 @@ def check(seed, num_images, sizes, side, channels, stride, activation):
     jax.tree.map(lambda a, b: close(a, b, atol=1e-4 * np.abs(b).max(initial=0.1)), found, gradients[1:])
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
@@ -131,6 +132,7 @@ def test_vmapped_conv2d_equals_single_calls_bitwise(batched, dtype):
             jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))
 
 
+@pytest.mark.slow
 def test_conv_layer_uses_c_kernel_for_float32_only(monkeypatch):
     """XLA computes other types, and every layer if C is disabled. Results are equal, also for uint8 images."""
     shades = np.random.default_rng(0).integers(0, 256, (3, 9, 8, 2), np.uint8)

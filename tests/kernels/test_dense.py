@@ -59,6 +59,7 @@ def check(seed, sizes, activation, board):
     jax.tree.map(close, compute(x, kernel, bias, g, activation, board, (1, 2))[1], gradients[1:])
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),

@@ -52,6 +52,7 @@ def check(seed, num_rows, width, activation):
         np.testing.assert_allclose((direction * gradient).sum(), slope, rtol=1e-3, atol=1e-3 * size + 1e-3)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
@@ -94,6 +95,7 @@ class Ours(nn.Module):
         return LayerNorm("relu")(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 4, 16)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_layer_norm_equals_flax_with_same_parameters(shape, dtype, monkeypatch):

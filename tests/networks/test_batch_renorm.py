@@ -51,6 +51,7 @@ def test_batch_renorm_matches_plain_loop(warmup):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_batch_renorm_gradient_treats_corrections_as_constants(warmup):
     """Against finite differences in float64 of the plain formula with r and d held."""
@@ -68,6 +69,7 @@ def test_batch_renorm_gradient_treats_corrections_as_constants(warmup):
         np.testing.assert_allclose(found[i, j], (value(x + step) - value(x - step)) / 2e-5, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_critic_has_separate_statistics():
     made = critics(ShapeDtypeStruct((3,), jnp.float32), 2, 2, hidden=(8,), batch_renorm=RenormOptions(MOMENTUM, 0))
     params, stats = jax.jit(made.init)(jax.random.key(0)), made.init_stats()

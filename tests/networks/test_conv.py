@@ -73,6 +73,7 @@ class Activated(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_convolutions_match_flax_with_activation_last_in_each_layer(layer_norm):
     """The oracle is flax. A layer without its activation would have negative outputs."""

@@ -82,6 +82,7 @@ def test_loss_of_one_critic_has_no_gradient_for_others():
     assert norm(0) == norm(2) == 0 and norm(1) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obs", [BOARD, TREE], ids=["board", "tree"])
 def test_critics_accept_action_with_board_and_tree_observations(obs):
     """Each row has the same value as without a batch, and another action changes the value."""
@@ -167,6 +168,7 @@ def test_with_action_returns_pair_of_observation_and_action():
     assert torso.with_action(TREE, 2) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noisy", [False, True])
 def test_ensemble_outputs_match_networks_one_by_one(noisy):
     one = networks.network(VECTOR, 2, hidden=(5,), noisy=noisy)

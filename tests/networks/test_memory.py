@@ -35,6 +35,7 @@ def make_memory(kind, seed=1):
     return layer, drawn, carry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequence_matches_single_steps_and_reset_restores_initial_carry(kind):
     layer, params, start = make_memory(kind)
@@ -52,6 +53,7 @@ def test_sequence_matches_single_steps_and_reset_restores_initial_carry(kind):
         assert np.array_equal(after[0], zero) and not np.array_equal(after[1], zero)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_half_sequences_match_whole_sequence(kind):
     layer, params, start = make_memory(kind)
@@ -144,6 +146,7 @@ def test_lru_parallel_scan_matches_sequential_scan():
     assert not np.array_equal(in_parallel[1], in_turn[1]), "the order of operations must differ"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gru", slow("lstm"), slow("lru")])
 def test_networks_with_memory_depend_on_carry(kind):
     options = dict(memory=kind, memory_size=SIZE, hidden=(6,))
@@ -185,6 +188,7 @@ TORSOS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torso", [torso if torso in ("mlp", "minatar") else slow(torso) for torso in TORSOS])
 @pytest.mark.parametrize("hidden", [(6,), (6, 6)])
 def test_dueling_after_memory_unrolls_as_single_steps(torso, hidden):

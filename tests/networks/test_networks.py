@@ -195,6 +195,7 @@ def test_rows_of_batch_are_independent(obs):
     np.testing.assert_allclose(apply(params, x)[1, 2], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("obs", [VECTOR, BOARD])
 def test_actor_and_critic_alone_match_both(obs, shared):
@@ -304,6 +305,7 @@ def test_actor_critic_shares_convolutions_but_not_dense_torso_by_default(obs, sh
     assert all(bool((leaf == 0).all()) for path, leaf in leaves(gradient) if "actor_head" in path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("obs", "kind"),
     [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (SMALL_IMAGE, "dqn2013"), (BOARD, "impala")],
@@ -368,6 +370,7 @@ def test_init_is_reproducible_and_no_two_kernels_are_equal():
     assert not any(np.allclose(a, b) for i, a in enumerate(kernels) for b in kernels[:i])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("obs", "kind", "num_rows", "options"),
     [
@@ -404,6 +407,7 @@ def test_convolution_implementation_does_not_change_loss_or_gradient(obs, kind, 
             np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [5, slow(64), slow(128), 384])
 @pytest.mark.parametrize("widths", [slow((7, 3)), (9, 20), slow((40, 50)), (64, 64), slow((7, 40))])
 def test_dot_on_cpu_has_gradient_of_matmul(widths, num_rows):
@@ -443,6 +447,7 @@ def test_products_with_few_columns_are_compiled_in_given_order():
     assert "5,7" in dots(jax.grad(loss), patches) and "7,5" not in dots(jax.grad(loss), patches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obs", [VECTOR, BOARD, slow(SMALL_IMAGE)])
 def test_bfloat16_keeps_parameters_outputs_and_gradients_in_float32(obs):
     """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
@@ -473,6 +478,7 @@ def test_noisy_network_in_bfloat16_approximates_float32(shape):
         np.testing.assert_allclose(wanted, found, atol=0.1 * float(jnp.abs(wanted).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("obs", "dtype", "scale"),
     [
@@ -505,6 +511,7 @@ def test_uint8_255_equals_float_1_for_every_kind(kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nature", slow("impala"), "minatar", "mlp"])
 def test_float_input_of_image_network_is_not_divided_by_255(kind):
     """PPO passes standardized float32 observations to networks for uint8 images."""
@@ -570,6 +577,7 @@ def test_noisy_dense_matches_equation_10():
     np.testing.assert_allclose(layer.apply(variables, jnp.float32(x)), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dueling", "num_atoms"), [pytest.param(False, None, marks=pytest.mark.slow), (True, None), (True, 5)]
 )
@@ -593,6 +601,7 @@ def test_noisy_network_uses_separate_noise_for_each_row(dueling, num_atoms):
     assert np.abs(shared[0] - apply(params, x)[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_shared_noise_matches_same_noise_repeated_for_each_row():
     """Shared noise needs one product with the noisy weights, separate noise needs two. Gradients agree too."""
     network = networks.network(VECTOR, 3, hidden=(8,), noisy=True)
@@ -675,6 +684,7 @@ def test_dueling_streams_share_all_but_last_hidden_layer():
     assert kernels == sorted([(4, 8), (8, 5), (8, 5), (5, 1), (5, 3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "kind"), [((10, 10, 4), "minatar"), ((36, 36, 1), "dqn2013")])
 def test_network_concatenates_image_features_with_vector(shape, kind):
     """Like a critic of images and actions: both parts affect the output, and leading axes are kept."""

@@ -251,6 +251,7 @@ LINES = (  # few rows in a gradient step
 )
 
 
+@pytest.mark.slow
 @needs_cores
 @pytest.mark.parametrize("line", LINES)
 def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):

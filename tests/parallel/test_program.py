@@ -60,6 +60,7 @@ def test_seeds_of_batch_equal_single_runs(num_shards, num_seeds, sequential_seed
         close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
 def test_default_prng_impl_does_not_change_initial_state(implementation):
     """With rbg keys, vmap would reset all environments equally, and batched seeds would differ from single runs."""
@@ -159,6 +160,7 @@ def test_sequential_seeds_need_temporary_memory_of_one_seed():
     assert sequential_seeds.memory - states < 0.5 * (together.memory - states)
 
 
+@pytest.mark.slow
 def test_metrics_count_rows_of_all_shards():
     """Valid rows are those of all shards: 16 environments, 8 steps, minus the reset rows (every second one)."""
     _, metrics = run(build(1, 2), 0)

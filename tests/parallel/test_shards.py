@@ -136,6 +136,7 @@ def divided(*line):
     return build.build(settings, agents.load("ppo"), num_updates=10)[1:]
 
 
+@pytest.mark.slow
 def test_image_envs_are_sharded_at_smaller_batches_than_vector_envs():
     """A gradient step of eight images per device is large enough for shards, one of eight vectors is not."""
     small = ("--num-envs", "4", "--rollout-length", "32", "--num-minibatches", "4")

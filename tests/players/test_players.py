@@ -195,6 +195,7 @@ class TestSelfPlay:
         greedy = agent.exploit(state, obs, (), noise).action
         np.testing.assert_array_equal(greedy, all_rows[0].argmax(1))
 
+    @pytest.mark.slow
     def test_update_ignores_rows_of_opponent(self):
         agent = make("ppo", "self-play", self.env)
         state, (_, found, scores) = first_rollout(self.env, agent)
@@ -358,6 +359,7 @@ class TestPlayersWithSeparateEnds:
         policy = lambda *given: agent.explore(state.agent, *given)
         return jax.jit(lambda: rollout.collect(env, agent, policy, state.actors, noise, num_steps))()
 
+    @pytest.mark.slow
     def test_rows_equal_those_of_plain_loop(self):
         _, experience, scores = self.collect()
         steps = jax.tree.map(np.asarray, experience.steps)
@@ -413,6 +415,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(after.discount.reshape(3, N)[:2], (lifetime > 2)[:2])
         assert (after.discount.reshape(3, N)[2] == 1).all()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), slow("dqn", "independent")])
     def test_learner_stays_finite_when_waiting_players_observe_nan(self, algo, mode):
         class Gone(Lives):

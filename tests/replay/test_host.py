@@ -206,6 +206,7 @@ def program(storage, compression, at_once):
 WAYS = {"read in one call": (2**20, 0), "read ahead": (0, 2), "read one batch ahead": (0, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at_once", "num_ahead"), WAYS.values(), ids=WAYS)
 def test_all_storages_return_same_samples(at_once, num_ahead, tmp_path, monkeypatch):
     """Samples are equal bit for bit. Their stacks are the added ones: the action identifies row and environment."""

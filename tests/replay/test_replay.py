@@ -76,6 +76,7 @@ def test_importance_weights_equal_formula_of_paper():
 # Adding and sampling
 
 
+@pytest.mark.slow
 @each_kind
 def test_sample_has_weight_0_when_no_row_can_be_sampled(kind):
     """Check an empty buffer, one row without a successor, and 4 invalid rows."""
@@ -123,6 +124,7 @@ def test_discard_tail_excludes_newest_row_from_later_samples(kind):
         assert set(np.asarray(batch.obs)[np.asarray(weight) > 0, 0]) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [Discrete(3), MultiDiscrete((2, 3))])
 @each_kind
 def test_sample_returns_action_masks_of_observations(kind, action):
@@ -144,6 +146,7 @@ def test_sample_returns_action_masks_of_observations(kind, action):
     assert batch.action.shape == (64, *action.shape)
 
 
+@pytest.mark.slow
 @each_kind
 def test_each_shard_samples_its_part_of_batch(kind):
     """Two shards with the same rows sample half of the batch each."""
@@ -157,6 +160,7 @@ def test_each_shard_samples_its_part_of_batch(kind):
         np.testing.assert_allclose(weight[i], expected_weight, rtol=1e-6)
 
 
+@pytest.mark.slow
 @each_kind
 def test_grad_workers_read_disjoint_parts_of_one_batch(kind):
     """The index is that of the whole batch on each of the three workers."""
@@ -232,6 +236,7 @@ def random_rollouts(spec, rollout_length, num_rollouts, seed=0):
         yield Transition(obs, jnp.zeros(shape, jnp.int32), reward, discount, *flags, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_envs", "rollout_length", "n_step", "frame_stack"), [(3, 4, 1, 0), (2, 1, 3, 0), (1, 5, 2, 4), (2, 3, 3, 3)]
 )

@@ -144,6 +144,7 @@ def test_draw_finds_only_valid_readable_rows(name, seed):
 # Counting --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_num_readable_and_num_lost_equal_formula(name):
     """Of min(s, R) rows, the last n have too few successors. Once rows are overwritten, k - 1 rows lack frames."""
@@ -292,6 +293,7 @@ def test_two_step_returns_match_hand_computation():
     np.testing.assert_array_equal(sample.next_obs, [2, 3, 4, 4])  # 4 is the final observation of the episode
 
 
+@pytest.mark.slow
 def test_frame_stacks_match_hand_computation():
     """Frames are 5 6 7, a reset to 1, then 2. Check stacks of three before, at and after the reset."""
     layout = replay_ring.ReplayConfig(8, 1, frame_stack=3)
@@ -312,6 +314,7 @@ def test_frame_stacks_match_hand_computation():
 # Seeds -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_vmapped_rings_equal_single_rings():
     case = CASES["gray"]
     steps = history(case, 5).steps
@@ -443,6 +446,7 @@ def test_draw_cost_is_independent_of_num_rows():
     assert cost(1000) == cost(100_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [2, 6])
 def test_frame_stack_of_1_equals_no_frame_stack(num_rows):
     """Compare filled and overwritten rings with frame_stack 0 and 1."""

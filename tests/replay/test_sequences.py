@@ -69,6 +69,7 @@ def n_step(rows, row, env):
     return reward, discount, row + i + 1
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), num_rollouts=st.integers(4, 20), prioritized=st.booleans())
 def test_sampled_sequences_equal_slices_of_row_list(seed, num_rollouts, prioritized):
@@ -101,6 +102,7 @@ def test_sampled_sequences_equal_slices_of_row_list(seed, num_rollouts, prioriti
         assert seen == {(start, env) for start in possible for env in range(N)}  # 64 draws of at most 6
 
 
+@pytest.mark.slow
 def test_memory_goes_on_up_to_newest_row_before_restart():
     """Rows 0 to 7 are of one episode, which a restart interrupts; their targets of two steps stay in rows 0 to 7."""
     ones, number = np.ones((R, N), np.float32), np.repeat(np.arange(R)[:, None], N, 1)
@@ -163,6 +165,7 @@ def test_sequence_period_leaves_no_row_out(length):
             assert period % rollout_length == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "burn_in", "rollout_length"), [(1, 0, 1), (6, 4, 2), (12, 8, 4), (10, 5, 5)])
 def test_dqn_samples_every_valid_row_after_burn_in(length, burn_in, rollout_length):
     """The newest rows wait for the end of their sequence and of its targets."""
@@ -201,6 +204,7 @@ def agent_of(env, num_updates=10, **options):
     return dqn.make(configure(dqn.Config, **small | options), env.spec, num_updates, Parallelism())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [dict(double=True), dict(value="quantile", atoms=3, bonus="munchausen")])
 def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
     """The loop steps both networks from the stored carry, and resets the carry at episode starts."""

@@ -181,6 +181,7 @@ def test_find_never_returns_item_of_priority_0(seed, size):
 # Drawing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 65])
 def test_single_draws_are_proportional_to_priorities(size):
     """Chi-square test over 100,000 keys. For a correct draw, p is uniform and rarely below 1e-4."""

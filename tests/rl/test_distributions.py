@@ -54,6 +54,7 @@ def test_categorical_sample_frequencies_match_probabilities():
         assert scipy.stats.chisquare(counts, NUM_SAMPLES * probs).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_categorical_with_logit_minus_inf_equals_one_without_action():
     """The action is never sampled. Statistics and gradients equal those of a distribution without it."""
     masked, without = jnp.array([1.0, -jnp.inf, 0.5]), jnp.array([1.0, 0.5])

@@ -84,6 +84,7 @@ AGENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize(("num_envs", "rollout_length"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow), (10, 3)])
 def test_agents_decay_epsilon_by_environment_steps(name, num_envs, rollout_length):

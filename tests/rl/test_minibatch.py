@@ -42,6 +42,7 @@ def test_shuffle_reaches_every_order_of_few_rows(num_rows):
     assert len(np.unique(orders, axis=0)) == math.factorial(num_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [256, 320, 512])
 def test_shuffle_assigns_rows_to_minibatches_uniformly(num_rows):
     """Chi-square test over rows and minibatches with 4000 keys. For a fair shuffle, p is rarely below 1e-4."""
@@ -66,6 +67,7 @@ def test_shuffle_puts_pairs_in_same_minibatch_with_uniform_probability():
     assert np.abs(error).max() < 5.5
 
 
+@pytest.mark.slow
 @given(shape=st.sampled_from([(1, 1), (1, 37), (8, 40), (7, 3), (5, 1), (4, 32)]), seed=st.integers(0, 1000))
 def test_assign_uses_each_row_once_and_gather_rows_keeps_rows_intact(shape, seed):
     parts, size = shape
@@ -99,6 +101,7 @@ def test_flatten_is_time_major():
     np.testing.assert_array_equal(minibatch.flatten(steps), np.arange(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 7, 300, 1024, 2048, 3000, 2 * 1021])
 def test_map_chunks_equals_function_of_all_rows(num_rows):
     """Row order and pytrees are kept, also for numbers of rows without a suitable divisor."""

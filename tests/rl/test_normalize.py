@@ -72,6 +72,7 @@ def test_batch_without_valid_rows_leaves_statistics_unchanged():
         jax.tree.map(np.testing.assert_array_equal, after, stats)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_update_combines_statistics_of_all_devices(seed):
     """Environments are split over a mapped axis. Each device gets the statistics of all environments."""
@@ -86,6 +87,7 @@ def test_update_combines_statistics_of_all_devices(seed):
         assert_close(stats, rows.mean(0), rows.var(0))
 
 
+@pytest.mark.slow
 @given(seed=seeds, num_devices=st.sampled_from([1, 2, 4]))
 def test_pooled_moments_match_weighted_rows_of_all_devices(seed, num_devices):
     """A column may have no row with positive weight on some devices, or on all of them."""
@@ -123,6 +125,7 @@ def test_apply_only_clips_before_first_update():
     np.testing.assert_allclose(normalize.apply(stats, jnp.array([0.5, -20.0])), [0.5, -10], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_array_of_observation_tree_has_separate_statistics():
     """The oracle is each array alone. Without statistics, `()`, functions return their input or `()`."""
     xs, masks = batches(0, num_batches=1)
@@ -139,6 +142,7 @@ def test_each_array_of_observation_tree_has_separate_statistics():
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.slow
 @given(xs=st.lists(st.lists(finite, min_size=4, max_size=4), min_size=1, max_size=4))
 @example(xs=[[1e20, -1e20, 0.0, 1.0]])
 @example(xs=[[3e38, -3e38, 3e38, -3e38], [-3e38, 3e38, 0.0, 3e38]])

@@ -59,6 +59,7 @@ def step_each_environment(valid):
     return outputs, carries
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(ends=st.lists(st.integers(0, T * N - 1), max_size=8), length=st.sampled_from([1, 2, 3, T]))
 def test_recompute_matches_loop_per_environment_for_any_episode_ends(ends, length):

@@ -65,6 +65,7 @@ def played(memory):
     return agent, state, jax.tree.map(np.asarray, seen), experience
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", SAMPLE_FREQ)
 def test_gsde_actions_and_densities_match_plain_loop(memory):
     agent, state, (obs, ignored, action, matrix, log_prob), _ = played(memory)

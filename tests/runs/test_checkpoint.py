@@ -849,6 +849,7 @@ def killed(nursery, number, num_told, delay):
     return said
 
 
+@pytest.mark.slow
 def test_saved_checkpoint_survives_sigkill(tmp_path):
     """Kill processes at random moments; each continues in the same folder. The best checkpoint survives, too.
 

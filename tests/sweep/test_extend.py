@@ -238,6 +238,7 @@ def resume(folder, line=""):
     return __main__.main(["--resume", str(folder), "--log-level", "quiet", *line.split()])
 
 
+@pytest.mark.slow
 def test_extension_runs_new_groups_only_and_table_has_all(finished_sweep):
     before = content(finished_sweep)
     assert resume(finished_sweep, "--seed 2") == 0
@@ -250,11 +251,13 @@ def test_extension_runs_new_groups_only_and_table_has_all(finished_sweep):
     assert resume(finished_sweep) == resume(finished_sweep, "--seed 2") == 0 and len(Pretence.ran) == 2
 
 
+@pytest.mark.slow
 def test_python_sweep_extends_existing_sweep(finished_sweep):
     swept = jaxrl_fast.sweep(resume=finished_sweep, seed=[0, 5], learning_rate=[1e-2], log_level="quiet")
     assert len(swept.results) == 2 * 2 * 3 and {row["learning_rate"] for row in swept.results} == {2.5e-4, 1e-2}
 
 
+@pytest.mark.slow
 def test_command_of_whole_grid_resumes_extended_sweep(finished_sweep, capsys):
     assert resume(finished_sweep, "--seed 2 --learning-rate 1e-2") == 0
     line = f"{TINY} --num-envs 2,4 --sweep-dir {finished_sweep} --learning-rate 2.5e-4,1e-2 --seed".split()
@@ -264,6 +267,7 @@ def test_command_of_whole_grid_resumes_extended_sweep(finished_sweep, capsys):
     assert "holds a different sweep" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_interrupted_extension_resumes(finished_sweep, monkeypatch):
     """Stop the first new group; the same command then trains both new groups."""
     with monkeypatch.context() as patched:
@@ -276,6 +280,7 @@ def test_interrupted_extension_resumes(finished_sweep, monkeypatch):
     assert directory.read_plan(finished_sweep) == plan
 
 
+@pytest.mark.slow
 def test_extension_changes_nothing_when_disk_is_full(finished_sweep, monkeypatch):
     before = (finished_sweep / "sweep.yaml").read_bytes()
     with monkeypatch.context() as patched:
@@ -285,6 +290,7 @@ def test_extension_changes_nothing_when_disk_is_full(finished_sweep, monkeypatch
     assert (finished_sweep / "sweep.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_extension_rejects_running_sweep(finished_sweep, capsys):
     other = locks.Lock(finished_sweep / "01_num_envs-2")
     before = (finished_sweep / "sweep.yaml").read_bytes()
@@ -295,6 +301,7 @@ def test_extension_rejects_running_sweep(finished_sweep, capsys):
     assert (finished_sweep / "sweep.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_concurrent_extension_is_rejected_without_losing_groups(finished_sweep, monkeypatch, capsys):
     """While the first command validates, another one adds a seed."""
     fitting = prepare._fitting
@@ -310,6 +317,7 @@ def test_concurrent_extension_is_rejected_without_losing_groups(finished_sweep, 
     assert len(directory.read_plan(finished_sweep).groups) == 4
 
 
+@pytest.mark.slow
 def test_slurm_submits_new_groups_only(finished_sweep, monkeypatch):
     submitted = []
     monkeypatch.setattr(slurm, "check", lambda options: None)
@@ -319,6 +327,7 @@ def test_slurm_submits_new_groups_only(finished_sweep, monkeypatch):
     assert worker.run_group_by_name(str(finished_sweep), "03_num_envs-8").startswith("done")
 
 
+@pytest.mark.slow
 def test_extension_rejects_more_steps_without_checkpoint(finished_sweep, capsys):
     """A run whose checkpoints were removed would start again and overwrite its metrics."""
     for name in directory.read_plan(finished_sweep).groups:

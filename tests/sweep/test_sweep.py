@@ -280,6 +280,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
 def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
@@ -593,6 +594,7 @@ class DirectoryChangingCartPole(CartPole):
         os.chdir("/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"name": "swept"}, {"sweep_dir": "sweeps/swept"}, {}])
 def test_sweep_stays_in_one_folder_when_current_directory_changes(options, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: os.chdir("/") or "done"))
@@ -623,6 +625,7 @@ def test_member_settings_ignore_object_address():
     assert list(prepare._member_settings(first.groups)) == list(prepare._member_settings(second.groups))
 
 
+@pytest.mark.slow
 def test_10000_seeds_are_resolved_in_60_s_and_more_are_rejected():
     start = time.perf_counter()
     (group,) = grid.from_keywords("ppo_cartpole", seed=range(5, 10_005)).groups
@@ -640,6 +643,7 @@ def test_range_of_1e9_seeds_is_rejected_without_listing_it():
         grid.from_keywords("ppo_cartpole", seed=range(10**9))
 
 
+@pytest.mark.slow
 def test_failed_group_is_recorded_and_others_run(fake_training, monkeypatch, capsys):
     line, folder = fake_training
 
@@ -667,6 +671,7 @@ def test_failed_group_is_recorded_and_others_run(fake_training, monkeypatch, cap
     assert Pretence.ran[2:] == ["02_num_envs-4"]
 
 
+@pytest.mark.slow
 def test_diverged_group_is_recorded_with_reason(fake_training, monkeypatch, capsys):
     line, folder = fake_training
     diverge = lambda plan: "diverged" if plan.settings.options.num_envs == 4 else "done"
@@ -746,6 +751,7 @@ def test_announce_names_options_of_sweep_without_effect(more, idle, tmp_path):
     assert [line.partition(": has no effect")[0] for line in runner.unused(ready)] == idle
 
 
+@pytest.mark.slow
 def test_interrupted_sweep_resumes(fake_training, monkeypatch):
     line, folder = fake_training
     stop = lambda plan: "stopped" if plan.settings.options.num_envs == 4 else "done"
@@ -774,6 +780,7 @@ def test_late_signal_stops_sweep(fake_training, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_sweep_survives_full_disk(fake_training, monkeypatch, capsys):
     line, folder = fake_training
 
@@ -789,6 +796,7 @@ def test_sweep_survives_full_disk(fake_training, monkeypatch, capsys):
     assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
 
 
+@pytest.mark.slow
 def test_unwritable_group_is_retried_on_resume(fake_training, monkeypatch, capsys):
     line, folder = fake_training
     lock = locks.Lock
@@ -820,6 +828,7 @@ def test_resumed_sweep_offers_devices_of_all_groups(tmp_path):
     assert [json.loads(part.read_text())["num_shards"] for part in parts] == [1, 2]
 
 
+@pytest.mark.slow
 def test_workers_share_cores(fake_training, tmp_path, monkeypatch):
     """Run a worker here, with the arguments of a worker process."""
     line, _ = fake_training
@@ -833,6 +842,7 @@ def test_workers_share_cores(fake_training, tmp_path, monkeypatch):
     assert placement.CORE_SHARE["processes"] == 3
 
 
+@pytest.mark.slow
 def test_killed_workers_are_reported(fake_training, monkeypatch, capsys):
     line, folder = fake_training
     with monkeypatch.context() as patched:
@@ -860,6 +870,7 @@ def test_retry_restarts_group_without_checkpoint(tmp_path, monkeypatch):
     assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(folder))] == ["done"]
 
 
+@pytest.mark.slow
 def test_locked_group_is_skipped(fake_training):
     line, folder = fake_training
     ready = prepare.prepare(grid.from_command_line(line))
@@ -1015,6 +1026,7 @@ def test_table_column_of_env_options(tmp_path):
     assert sweep_table.as_cell(SimpleNamespace(size=3)) == "namespace(size=3)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "num_told"),
     [(lambda path: path.unlink(), 0), (lambda path: path.write_text('{"seed": 0, "env_st\n'), 1)],

@@ -131,6 +131,7 @@ def test_measure_count_catches_only_out_of_memory_errors(reason, too_many, monke
             calibrate.measure_count(settings(), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [2, 4])
 def test_measured_rate_is_environment_steps_per_second(num_envs, monkeypatch):
     """With 10 updates per second, the rate is 10 * rollout_length * num_envs."""
@@ -140,6 +141,7 @@ def test_measured_rate_is_environment_steps_per_second(num_envs, monkeypatch):
     assert calibrate.measure_count(given, num_envs).rate == 10 * length * num_envs
 
 
+@pytest.mark.slow
 def test_measure_count_runs_gradient_steps(monkeypatch):
     """Time DQN past its learning start: three chunks of one update of 32 steps, with gradient steps."""
     seen = []
@@ -205,6 +207,7 @@ def test_measure_count_excludes_larger_counts_when_updates_are_too_few(num_envs,
     assert calibrate.measure_count(settings(**options), num_envs).too_many == too_many
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_updates", "runs"), [(20, True), (19, False)])
 def test_measure_count_requires_20_updates_with_several_environments(num_updates, runs, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", lambda *_: 1.0)

@@ -68,6 +68,7 @@ class Notes(jaxrl_fast.Callback):
         self.summaries.append(summary)
 
 
+@pytest.mark.slow
 def test_callbacks_receive_all_events_and_do_not_change_results(tmp_path, plain):
     notes = Notes()
     run = fit(tmp_path / "run", notes)
@@ -158,6 +159,7 @@ def test_run_is_saved_and_resumable_when_callback_raises(tmp_path, plain, capsys
     same(jaxrl_fast.fit(resume=str(tmp_path / "run"), log_level="quiet"), plain)
 
 
+@pytest.mark.slow
 def test_run_status_is_done_when_on_end_raises(tmp_path, capsys):
     def fail(summary):
         raise RuntimeError("nobody answers")

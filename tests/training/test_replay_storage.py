@@ -43,6 +43,7 @@ def storage_of(made):
     return made.settings.agent.replay.storage, made.settings.agent.replay.compression
 
 
+@pytest.mark.slow
 def test_auto_replay_storage_is_first_with_enough_room(free):
     """Store a million boards of 400 bytes.
 
@@ -66,6 +67,7 @@ def test_auto_replay_storage_is_first_with_enough_room(free):
         planned(compression="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["host", "disk"])
 def test_proposed_buffer_size_fits_and_2_percent_more_does_not(storage, free):
     free(GB // 5, GB // 5)
@@ -151,6 +153,7 @@ def test_invalid_replay_dir_is_rejected_in_one_line(tmp_path, monkeypatch, capsy
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_replay_dir_holds_files_of_one_run(tmp_path, capsys):
     """A copy of the run may not use them. Once the run is done they are deleted, if that is asked for."""
     run, folder, aside = tmp_path / "run", tmp_path / "replay_of_run", tmp_path / "aside"

@@ -229,6 +229,7 @@ def test_mark_running_ignores_missing_summary_and_warns_of_invalid_one(tmp_path,
     assert capsys.readouterr().err.startswith("warning: summary.json could not be written")
 
 
+@pytest.mark.slow
 def test_resume_without_checkpoint_restarts_run(tmp_path, unbroken):
     """Lines of metrics that exist already are written again."""
     folder = tmp_path / "run"
@@ -295,6 +296,7 @@ def test_resume_from_before_the_first_record_needs_no_metrics(tmp_path):
     assert records(folder) == before
 
 
+@pytest.mark.slow
 def test_resume_rejects_metrics_with_converted_line_endings(tmp_path, unbroken, capsys):
     """An editor wrote CRLF, so the size stored with the checkpoint would end within a line."""
     folder = tmp_path / "run"
@@ -334,6 +336,7 @@ def test_resume_rejects_edited_config(old, new, words, tmp_path, unbroken, capsy
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_resume_accepts_edited_config_that_does_not_affect_results(tmp_path, unbroken):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
@@ -487,6 +490,7 @@ def test_resume_uses_previous_checkpoint_when_newest_is_damaged(tmp_path, unbrok
     same(folder, unbroken("pqn"))
 
 
+@pytest.mark.slow
 def test_resume_warns_when_versions_differ(tmp_path, unbroken, monkeypatch, capsys):
     """Check a changed version, and an entry that the saved fingerprint does not have."""
     folder = tmp_path / "run"
@@ -1017,6 +1021,7 @@ def test_nonfinite_replay_content_does_not_prevent_checkpoint(tmp_path, monkeypa
     assert checkpoint.folders(tmp_path / "run" / paths.CHECKPOINTS)
 
 
+@pytest.mark.slow
 def test_nonfinite_parameters_stop_run_after_chunk(tmp_path, monkeypatch):
     """The parameters are checked before a loss or a checkpoint is affected."""
     train_step = loop.train_step

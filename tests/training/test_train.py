@@ -172,6 +172,7 @@ def test_records_and_summary_match_hand_calculation(tmp_path, capsys):
     assert "seed 0" in said and "compiling" in said and "not solved" in said and str(tmp_path / "run") in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_run_continues_when_tracking_service_fails(fails, tmp_path, monkeypatch, capsys):
     """Let login, logging or the end fail: there is one warning, and records and summary are written."""
@@ -193,6 +194,7 @@ def test_run_end_prints_resume_command(tmp_path, capsys):
     assert f"--resume {tmp_path / 'run'} --total-steps 528\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_stops_one_record_after_it_is_solved(tmp_path):
     """4 episodes per update are 100 after 25 updates; by then the next chunk runs. Repeat it, since timing varies."""
     for name in ("a", "b"):
@@ -437,6 +439,7 @@ def test_chunk_is_submitted_before_previous_metrics_are_read(tmp_path, monkeypat
     assert events == ["give", *4 * ["give", "read"], "read"]
 
 
+@pytest.mark.slow
 def test_device_arrays_do_not_accumulate_over_chunks(tmp_path, monkeypatch):
     """The number of live arrays must not grow with the number of chunks and saves."""
     alive, process_chunk = [], trainer.Trainer.process_chunk
@@ -822,6 +825,7 @@ def test_program_larger_than_free_memory_is_not_started(tmp_path, capsys, monkey
     assert found and int(found[1]) < int(found[2]) == ready.settings.options.num_envs
 
 
+@pytest.mark.slow
 def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = "ppo --env CartPole-v1 --num-envs 8 --total-steps 10k --rollout-length 16 --seed 3 --dry-run"
@@ -909,6 +913,7 @@ def test_peak_memory_excludes_parent_process():
     assert 5_000 < int(done.stdout) < 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "number"), [("", None), ("3", 3)])
 def test_jax_num_cpu_devices_variable_sets_number_of_devices(variable, number):
     """Use a subprocess, since JAX reads the variable once."""
