@@ -84,7 +84,7 @@ def refuse_unknown(
         got = f", got {shown(' '.join(map(describe_value, setting.values)))}" if setting.values else ""
         raise ValueError(f"{setting.origin}: {of_choice} {word} has no such option{got}; use {of_choice} {way}")
     if name != setting.name and complete(name, known):
-        raise ValueError(f"{setting.origin}: {name} is no switch, got no_; give it a value")
+        raise ValueError(f"{setting.origin}: {name} requires a value, got none; give it one")
     having = [other for other, config in ALGORITHMS.items() if algo and complete(name, all_options(config))]
     if having:
         has = "has" if len(having) == 1 else "have"

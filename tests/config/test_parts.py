@@ -269,7 +269,7 @@ MISTAKES = [
     ),
     ("ppo --gru", "gru: unknown option; did you mean memory gru?"),
     ("dqn --prioritized", "prioritized: unknown option; did you mean replay prioritized?"),
-    ("dqn --no-memory", "no_memory: memory is no switch, got no_; give it a value"),
+    ("dqn --no-memory", "no_memory: memory requires a value, got none; give it one"),
     ("ppo --memory gru --memory.burn-in 3", "memory.burn_in: ppo has no such option; dqn, pqn have it"),
     ("ppo --memory gru --memory.size 0", "memory.size: must be at least 1 and at most 65536, got 0"),
     ("ppo --memory gru --size many", "size: must be a whole number (64, 64k, 10M, 1e6), got 'many'"),
