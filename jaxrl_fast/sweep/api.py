@@ -10,8 +10,8 @@ from typing import Any
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.sweep import directory, grid, prepare, runner
+from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
-from jaxrl_fast.sweep.report import figures_of
 
 MEASURES = (
     "status",
@@ -68,7 +68,7 @@ class Sweep:
         Raises:
             ValueError: If no such figure exists, or nothing has been trained yet.
         """
-        drawn = figures_of(directory.read_plan(self.folder), self.results)
+        drawn = sweep_report.figures_of(directory.read_plan(self.folder), self.results)
         if not drawn:
             raise ValueError(f"{self.folder}: nothing has been trained yet, so no figure exists")
         file_name = f"{name.removesuffix('.png')}.png" if name else next(iter(drawn))

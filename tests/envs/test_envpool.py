@@ -898,7 +898,7 @@ def test_pong_training_has_finite_losses_and_whole_game_returns(algo, options, t
         num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
         log_level="quiet", run_dir=str(tmp_path / "run"), **options,
     )  # fmt: skip
-    assert run.summary["status"] == "done" and run.summary["use protocol"] == "dqn2015"
+    assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
     losses = [record["td_loss"] for record in run.metrics]
     learned = [loss for loss in losses if loss is not None]
     assert learned and np.isfinite(learned).all() and losses[-1] is not None
@@ -918,7 +918,7 @@ def test_run_folder_config_and_summary_contain_protocol(tmp_path, monkeypatch):
     options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, log_level="quiet") | agent
     options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
     run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")
-    assert "machado2018" in run.folder.name and run.summary["use protocol"] == "machado2018"
+    assert "machado2018" in run.folder.name and run.summary["protocol"] == "machado2018"
     assert "protocol: machado2018" in (run.folder / "config.yaml").read_text()
     run = jaxrl_fast.fit(**options, tensorboard=False)
-    assert run.summary["use protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()
+    assert run.summary["protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()

@@ -969,7 +969,7 @@ def test_submit_creates_job_per_group(tmp_path):
         time.sleep(0.2)
     assert jobs[0].result().startswith("done")
     assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(ready.folder))] == ["done"]
-    with pytest.raises(ValueError, match=r"^--slurm-option: .*no_such"):
+    with pytest.raises(ValueError, match=r"^slurm_options: .*no_such"):
         slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
 
 
