@@ -74,8 +74,9 @@ def _refuse_repeated(settings: Sequence[Setting]) -> None:
     named: list[tuple[str, Setting]] = []
     for setting in settings:
         name = setting.name.replace("-", "_")
-        inner = [key for key, _ in (v for v in setting.values if isinstance(v, tuple)) if key != "kind"]
-        is_part = not name.endswith("options") and inner
+        pairs = [v for v in setting.values if isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], str)]
+        inner = [key for key, _ in pairs if key != "kind"]
+        is_part = inner and name != "env" and not name.endswith("options")
         named += [(f"{name}.{key}", setting) for key in inner] if is_part else [(name, setting)]
     for i, (name, setting) in enumerate(named):
         if name in (other for other, _ in named[:i]):
