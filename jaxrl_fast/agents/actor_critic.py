@@ -63,7 +63,7 @@ class Context(NamedTuple):
     num_updates: int
     actor: networks.Network  # f32 [..., num_outputs] of an observation
     critic: networks.Network  # f32 [num_critics, ... (, M)] of (observation, action [..., D])
-    value_head: value_distributions.ValueHead  # the meaning of the critics' outputs
+    value_head: value_distributions.ValueHead | value_distributions.CustomHead  # the meaning of the critics' outputs
     learning_rate: Params  # an optax.Schedule for each part, over gradient steps of the critics
     optimizer: Params  # an optax.GradientTransformation for each part
 

@@ -107,9 +107,11 @@ def network(
     2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
     """
     layer, initial_carry = _memory(memory, memory_size)
-    trunk, streams = torso.make(obs, **options), []
+    streams: list[nn.Module] = []
     if dueling:
         trunk, streams = torso.split(obs, 2, layer is not None, **options)
+    else:
+        trunk = torso.make(obs, **options)
     module: Any = _Outputs(trunk, layer, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
 
     def unroll(params, obs, carry=(), reset=None, noise=()):

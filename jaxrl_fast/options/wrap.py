@@ -29,8 +29,10 @@ def read(words: tuple[str, ...]) -> Wrappers:
             found = found._replace(custom=(*found.custom, word))
         elif name in ("quarantine", "no-quarantine") and not equals:
             found = found._replace(quarantine=name == "quarantine")
-        elif name in ("previous", "time-limit") and not equals:
-            found = found._replace(**{name.replace("-", "_"): True})
+        elif name == "previous" and not equals:
+            found = found._replace(previous=True)
+        elif name == "time-limit" and not equals:
+            found = found._replace(time_limit=True)
         else:
             hint = nearest(name, [known.partition("=")[0] for known in WORDS])
             raise ValueError(f"wrap: must be some of {', '.join(WORDS)}, got {word!r}{hint or '; use one of these'}")

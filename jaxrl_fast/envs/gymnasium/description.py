@@ -42,7 +42,7 @@ class Description(NamedTuple):
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments; one is made and tried first."""
-    return from_description(describe(source, config.wrappers.quarantine), num_envs, config)
+    return from_description(describe(source, bool(config.wrappers.quarantine)), num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -59,7 +59,7 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
     del index
     env_id, make = described.source.env_id, described.source.maker(config.render)
-    quarantine = config.wrappers.quarantine
+    quarantine = bool(config.wrappers.quarantine)
     method = lambda: described.copy_method()[0]
     if not num_workers:
         return LocalPool(env_id, make, described.layout, seeds, quarantine, method)
