@@ -60,7 +60,7 @@ def train(preset: str, first_seed: int, num_seeds: int, total_steps: str | None)
     options = {"total_steps": total_steps} if total_steps else {}
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(
-            preset, seed=first_seed, num_seeds=num_seeds, run_dir=f"{folder}/run", tensorboard=False, **options
+            preset, seed=first_seed, num_seeds=num_seeds, run_dir=f"{folder}/run", loggers=(), **options
         )
         return curve_of([run.folder])
 

@@ -86,7 +86,7 @@ class Faulty(Line):
 
 
 # Options of every run. Each case sets `log_every` so that it writes about four to ten records.
-COMMON = dict(devices=1, seed=3, eval_episodes=8, eval_envs=8, tensorboard=False, log_level="quiet")
+COMMON = dict(devices=1, seed=3, eval_episodes=8, eval_envs=8, loggers=(), log_level="quiet")
 CARTPOLE = dict(env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024)
 SHORT = CARTPOLE | dict(total_steps=2048, log_every=256)
 PENDULUM = dict(env="Pendulum-v1", num_envs=8, total_steps=8192, log_every=1024)
@@ -272,12 +272,12 @@ SWEEPS: dict[str, dict[str, Any]] = {
 COMMANDS: dict[str, tuple[str, str]] = {
     "command_line": (
         "ppo --env CartPole-v1 --num-envs 8 --total-steps 8192 --log-every 1024 --devices 1 --seed 3 --eval-episodes 8 "
-        "--no-tensorboard --log-level quiet --rollout-length 32 --num-epochs 2 --run-dir RUN",
+        "--loggers none --log-level quiet --rollout-length 32 --num-epochs 2 --run-dir RUN",
         "RUN --episodes 8",
     ),
     "command_line_memory": (
         "dqn --env CartPole-v1 --wrap hide=1,hide=3 --num-envs 4 --total-steps 1k --log-every 128 --devices 1 --seed 3 "
-        "--eval-episodes 8 --no-tensorboard --log-level quiet --replay prioritized --replay.size 512 --alpha 0.6 "
+        "--eval-episodes 8 --loggers none --log-level quiet --replay prioritized --replay.size 512 --alpha 0.6 "
         "--learning-starts 128 --memory gru --memory.size 8 --sequence-length 10 --burn-in 2 "
         "--value quantile --value.atoms 5 --hidden-sizes 16 16 "
         "--run-dir RUN",

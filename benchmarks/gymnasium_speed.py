@@ -117,7 +117,7 @@ def ours(task: str, num_envs: int, seconds: float, **options) -> float:
     agent = dict(rollout_length=ROLLOUT, num_minibatches=MINIBATCHES, num_epochs=EPOCHS, hidden_sizes=HIDDEN)
     agent |= dict(learning_rate=RATE, schedule="constant")
     env = make_task(task) if task == "sleeping" else task
-    quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, algo="ppo", save_every="0") | agent
+    quiet = dict(loggers=(), log_level="quiet", eval_episodes=1, algo="ppo", save_every="0") | agent
     update = ROLLOUT * num_envs
     workers = options.get("host", {}).get("workers", num_envs)
     guess = GUESSES[task][0] * (min(workers, num_envs) if task == "sleeping" else 1)
@@ -190,7 +190,7 @@ def network_alone(task: str, num_envs: int, seconds: float) -> float:
     import jaxrl_fast
 
     agent = dict(rollout_length=ROLLOUT, num_minibatches=MINIBATCHES, num_epochs=EPOCHS, hidden_sizes=HIDDEN)
-    quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, algo="ppo", save_every="0") | agent
+    quiet = dict(loggers=(), log_level="quiet", eval_episodes=1, algo="ppo", save_every="0") | agent
     with tempfile.TemporaryDirectory() as folder:
         steps = max(int(2e5 * seconds) // (ROLLOUT * num_envs), 2) * ROLLOUT * num_envs
         run = jaxrl_fast.fit(env=Still(), num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet)

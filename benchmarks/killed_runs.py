@@ -27,7 +27,7 @@ SECONDS = 1.0  # the longest time from a process's first update to the kill
 PAUSE_S = 0.004  # pause after each update, which slows the run so that it can be killed often
 CLOCKS = ("wall_time_s", "train_time_s", "env_steps_per_s")
 COMMON = dict(env="CartPole-v1", num_envs=8, total_steps=200_000, eval_every=20_000, eval_episodes=8, log_every=1000)
-COMMON |= dict(save_every=1500, tensorboard=False, log_level="quiet")
+COMMON |= dict(save_every=1500, loggers=(), log_level="quiet")
 RAINBOW = dict(value={"kind": "c51", "atoms": 7}, noisy=True, double=True, dueling=True)
 RAINBOW |= dict(replay={"kind": "prioritized", "size": 4096, "n_step": 3})
 RUNS = {

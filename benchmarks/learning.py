@@ -161,10 +161,10 @@ def train(name: str, seeds: list[int], runs: Path | None = None) -> dict:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (runs or Path(temporary)) / "_".join([name, *map(str, sorted({seeds[0], seeds[-1]}))])
         if folder.exists():
-            run = jaxrl_fast.fit(resume=folder, tensorboard=False, console_every=60)
+            run = jaxrl_fast.fit(resume=folder, loggers=(), console_every=60)
         else:
             run = jaxrl_fast.fit(
-                **options, seed=seeds[0], num_seeds=len(seeds), run_dir=folder, tensorboard=False, console_every=60
+                **options, seed=seeds[0], num_seeds=len(seeds), run_dir=folder, loggers=(), console_every=60
             )
         if run.summary["status"] == "stopped":
             raise SystemExit(f"{name} was stopped; results are stored when it ends")

@@ -383,7 +383,7 @@ def ffi() -> dict:
     return {"device": str(jax.devices()), "why_no_ffi": why, "agree": same and all(jax.tree.leaves(same))}
 
 
-SMALL = dict(env="Breakout-MinAtar", num_envs=32, eval_episodes=1, tensorboard=False, log_level="quiet")
+SMALL = dict(env="Breakout-MinAtar", num_envs=32, eval_episodes=1, loggers=(), log_level="quiet")
 SMALL |= dict(compile_cache=False)
 TRAINED = {
     "ppo": dict(total_steps=20_480, rollout_length=32, network="minatar"),

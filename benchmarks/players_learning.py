@@ -63,7 +63,7 @@ def train(case: str, num_seeds: int, total_steps: str, num_episodes: int) -> dic
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(
             algo="ppo", env="games/Paddles", num_envs=64, total_steps=total_steps, num_seeds=num_seeds,
-            save_every=every, keep_checkpoints=2 * NUM_POINTS, run_dir=f"{folder}/run", tensorboard=False,
+            save_every=every, keep_checkpoints=2 * NUM_POINTS, run_dir=f"{folder}/run", loggers=(),
             console_every=60, **CASES[case],
         )  # fmt: skip
         steps, returns = curves(run.folder, case != "cooperative", num_episodes)

@@ -121,7 +121,7 @@ def child(folder: str, index: int, num_runs: int, options: dict) -> None:
         run_dir=f"{folder}/run_{index}",
         log_every=options["total_steps"] // NUM_RECORDS,
         eval_episodes=1,
-        tensorboard=False,
+        loggers=(),
         log_level="quiet",
         save_every=0,
         callbacks=[start],

@@ -223,7 +223,7 @@ def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
         save_every=per_checkpoint,
         log_every=per_checkpoint,
         run_dir=str(run),
-        tensorboard=True,
+        loggers="tensorboard",
         log_level="quiet",
     )
 

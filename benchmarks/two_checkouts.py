@@ -66,7 +66,7 @@ def speed(checkout: Path, line: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "jaxrl_fast.train", *line.split(), "--run-dir", str(run)]
-        command += ["--no-tensorboard", "--log-level", "quiet", "--eval-episodes", "1", "--eval-envs", "1"]
+        command += ["--log-level", "quiet", "--eval-episodes", "1", "--eval-envs", "1"]
         environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
         subprocess.run(command, check=True, env=environment, cwd=folder)
         return json.loads((run / "summary.json").read_text(encoding="utf-8"))["env_steps_per_s"]

@@ -601,7 +601,7 @@ def test_learning_resumes_interrupted_run(tmp_path, monkeypatch):
     stop = SimpleNamespace(on_record=lambda records, state: state.stop("enough"))
     short = dict(algo="ppo", env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024, eval_episodes=4)
     monkeypatch.setitem(learning.EXTRA, "short", short)
-    options = dict(seed=3, num_seeds=2, tensorboard=False, callbacks=[stop])
+    options = dict(seed=3, num_seeds=2, loggers=(), callbacks=[stop])
     stopped = jaxrl_fast.fit(**short, **options, run_dir=tmp_path / "some" / "short_3_4")
     assert stopped.summary["status"] == "stopped" and stopped.summary["env_steps"] < 8192
     resumed, whole = (learning.train("short", [3, 4], tmp_path / name) for name in ("some", "other"))

@@ -155,7 +155,7 @@ def test_check_names_rejects_unexplained_metric():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a run of about one second, for the names of its metrics and of its summary."""
-    small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet")
+    small = dict(num_envs=2, total_steps=256, eval_episodes=2, loggers=(), log_level="quiet")
     folder = tmp_path_factory.mktemp("docs") / "run"
     small |= dict(hidden_sizes=(4,), wrap=["quarantine"])
     return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", run_dir=str(folder), **small)

@@ -263,7 +263,7 @@ def test_built_in_algorithms_never_take_masked_action(algo):
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending" / "parts.md").read_text(encoding="utf-8")
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
-BRIEF = "--total-steps 1024 --num-envs 4 --eval-episodes 4 --devices 1 --no-tensorboard --log-level quiet --run-dir run"
+BRIEF = "--total-steps 1024 --num-envs 4 --eval-episodes 4 --devices 1 --loggers none --log-level quiet --run-dir ./run"
 
 
 @pytest.fixture

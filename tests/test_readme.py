@@ -76,7 +76,7 @@ def test_documented_environment_passes_check_and_trains(page, tmp_path, monkeypa
     lines = re.findall(r"^python -m jaxrl_fast\.(check|train) (.*line:Line.*)$", PAGES[page], re.MULTILINE)
     assert [command for command, _ in lines] == ["check", "train"]
     assert check.main([*lines[0][1].split(), "--steps", "300"]) == 0
-    assert train.main([*lines[1][1].split(), "--run-dir", "run", "--no-tensorboard"]) == 0
+    assert train.main([*lines[1][1].split(), "--run-dir", "./run", "--loggers", "none"]) == 0
     assert files.read_summary(tmp_path / "run")["final_return_mean"] > 20, "a random policy has less than 0"
 
 

@@ -43,7 +43,9 @@ def convert(option: Option, setting: Setting) -> Any:
         raise ValueError(f"{setting.origin}: needs a value, or several")
     if origin is tuple:
         one_kind, values = typing.get_args(kind)[0], setting.values
-        if one_kind is str:
+        if len(values) == 1 and _is_none(values[0]):
+            values = []
+        elif one_kind is str or typing.get_origin(one_kind) is Literal:
             values = [part.strip() for v in values for part in str(v).split(",") if part.strip()]
         value: Any = tuple(_convert_one(option, one_kind, setting, v) for v in values)
     elif origin is dict:
@@ -126,7 +128,7 @@ def _cast(kind: Any, value: Any) -> Any:
     text = str(value).strip()
     if kind is Any:
         return value
-    if kind is types.NoneType and (value is None or text.lower() in ("none", "null")):
+    if kind is types.NoneType and _is_none(value):
         return None
     if typing.get_origin(kind) is Literal:
         for word in typing.get_args(kind):
@@ -146,6 +148,11 @@ def _cast(kind: Any, value: Any) -> Any:
     if kind is str and isinstance(value, str | Path):
         return str(value)
     raise ValueError
+
+
+def _is_none(value: Any) -> bool:
+    """Return whether a written value means nothing."""
+    return value is None or str(value).strip().lower() in ("none", "null")
 
 
 def _is_range(text: str) -> bool:

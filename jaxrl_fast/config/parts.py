@@ -108,8 +108,8 @@ def read_values(
         if not given.on_command_line and written.setdefault(name, given.name) != given.name:
             raise ValueError(f"{given.origin}: given twice, as {written[name]} and {given.name}; keep one")
         value = convert(option, setting)
-        if setting.on_command_line and option.kind is str and value == option.default == "":
-            raise ValueError(f"{setting.origin}: must not be empty, got ''; give a value or leave it out")
+        if setting.on_command_line and option.kind is str and not value.strip() and not option.default:
+            raise ValueError(f"{setting.origin}: must not be empty, got {value!r}; give a value or leave it out")
         merges = typing.get_origin(option.kind) is dict and name in values
         values[name] = values[name] | value if merges else value
     return values

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 FORMAT = 3  # of config.yaml, sweep.yaml and checkpoints: increased when older ones cannot be read
-RUNS = Path("runs")  # the default parent of run directories
+RUNS, SWEEPS = Path("runs"), Path("sweeps")  # the default parents of run directories and of sweep directories
 CONFIG, METRICS, SUMMARY, CURVE = "config.yaml", "metrics.jsonl", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 SWEEP_FILE, SWEEP_TABLE, SWEEP_REPORT = "sweep.yaml", "results.csv", "report.md"
+
+
+def in_folder(parent: Path, text: str) -> str:
+    """Return the folder that text means: a bare word is in `parent`."""
+    return str(parent / text) if text and "/" not in text and text.strip(". ~") else text
 
 
 def check_format(found: object, origin: object) -> None:

@@ -33,7 +33,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     if (folder / SWEEP_FILE).is_file():
         raise ValueError(f"{origin}: is a sweep, not a run; use {SWEEP} --resume {quote(str(folder))}")
     for setting in written:
-        if setting.name in ("config", "run_dir", "name", "replay_dir"):
+        if setting.name in ("config", "run_dir", "replay_dir"):
             raise ValueError(f"{setting.origin}: cannot be combined with resume, which continues in the run directory")
     path = file_of_run(folder, origin)
     from_file, meta = read_run(path, origin)

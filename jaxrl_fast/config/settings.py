@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import agents
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.parts import apart, choose, find, known_options, read_values, to_plain, with_values
-from jaxrl_fast.config.paths import CONFIG
+from jaxrl_fast.config.paths import CONFIG, RUNS, in_folder
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names, one
 from jaxrl_fast.options import ALGORITHMS, wrap
@@ -133,9 +133,8 @@ def resolve(asked: Request) -> Settings:
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
     if not (same or asked.resumed or "solved_threshold" in named):
         values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
-    for place, other in (("run_dir", "name"), ("name", "run_dir")):  # either overrides the preset's
-        if place in named and other not in named:
-            values.pop(other, None)
+    if "run_dir" in values:
+        values["run_dir"] = in_folder(RUNS, values["run_dir"])
     is_auto = values.get("num_envs") == "auto"
     if is_auto:
         start = of_preset.get("num_envs", 1)

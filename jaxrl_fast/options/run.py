@@ -28,7 +28,7 @@ DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an alg
 STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # environment options that do not change its steps
 
 # Options of one process of a run, not of the run itself
-NOT_SAVED = ("run_dir", "name", "resume", "dry_run", "replay_dir")
+NOT_SAVED = ("run_dir", "resume", "dry_run", "replay_dir")
 
 # Options for watching, storing and executing a run, which do not change its results.
 system = partial(option, resumable=True, sweepable=False)
@@ -149,8 +149,11 @@ class Evaluation:
 class Output:
     """Names, logs and terminal output."""
 
-    run_dir: str = system("", "Run directory, new or empty. Default: runs/NAME.")
-    name: str = system("", "Name of the run. Default: algorithm, environment, seed and time.")
+    run_dir: str = system(
+        "",
+        "Run directory, new or empty; a bare word NAME is runs/NAME. Default: algorithm, environment, seed and time in "
+        "runs.",
+    )
     log_every: int = system(
         0, "Environment steps between records in metrics.jsonl; 0: about 500 records per run.", bounds=NON_NEGATIVE
     )
@@ -160,9 +163,11 @@ class Output:
         bounds=NON_NEGATIVE,
     )
     log_level: Literal["info", "quiet"] = system("info", "What to print; quiet: only warnings and errors.")
-    tensorboard: bool = system(True, "Write TensorBoard events into the run directory.")
-    wandb: bool = system(False, "Log to Weights & Biases.")
-    trackio: bool = system(False, "Log to trackio.")
+    loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = system(
+        ("tensorboard",),
+        "What else to log to, besides metrics.jsonl: tensorboard (events in the run directory), wandb (Weights & "
+        "Biases) or trackio. none: nothing else.",
+    )
     project: str = system("jaxrl_fast", "Project name for wandb and trackio.")
     dry_run: bool = system(
         False, "Check the options, compile, and print the memory and disk space needed; train and write nothing."
@@ -227,7 +232,9 @@ class SweepOptions:
     slurm_options: dict[str, Any] = option(
         {}, "submitit parameters of each job, such as timeout_min=600 gpus_per_node=1 slurm_partition=gpu."
     )
-    sweep_dir: str = option("", "Sweep directory. Default: sweeps/NAME.")
+    sweep_dir: str = option(
+        "", "Sweep directory; a bare word NAME is sweeps/NAME. Default: algorithm, environment and time in sweeps."
+    )
     retry: bool = option(False, "When resuming, also retry failed runs.")
 
 

@@ -11,7 +11,7 @@ from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import locks
-from jaxrl_fast.utils.files import is_folder_name, path_of
+from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.formatting import counted
 
 if TYPE_CHECKING:
@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 
 def chosen(options: Options, start: Path = Path()) -> Path | None:
     """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists in `start`."""
-    if options.run_dir and options.name:
-        raise ValueError(f"name {options.name} and run_dir {options.run_dir} exclude each other; drop one")
-    if options.run_dir:
-        folder = path_of(options.run_dir, "run_dir")
-    elif not is_folder_name(options.name):
-        raise ValueError(f"name: must be a name without folders, got {options.name!r}; use run_dir for a path")
-    elif options.name:
-        folder = paths.RUNS / options.name
-    else:
+    if not options.run_dir:
         return None
+    folder = path_of(options.run_dir, "run_dir")
     if is_taken(start / folder):
-        raise ValueError(_exists_message(folder, options))
+        raise ValueError(_exists_message(folder))
     return folder
 
 
@@ -61,7 +54,7 @@ def make(settings: Settings, env: "Env", start: Path) -> Path:
         except OSError as error:
             reason = f"cannot create the folder {folder} ({error.strerror})"
             raise ValueError(f"run_dir: {reason}; choose another") from error
-    raise ValueError(_exists_message(start / folder, settings.options))
+    raise ValueError(_exists_message(start / folder))
 
 
 def default(settings: Settings, env: "Env") -> Path:
@@ -86,11 +79,11 @@ def claim(folder: Path, option: str = "resume") -> locks.Lock:
         raise ValueError(f"{option}: {problem}, got {folder}; change its permissions") from error
 
 
-def check_free(folder: Path, lock: locks.Lock, options: Options) -> None:
+def check_free(folder: Path, lock: locks.Lock) -> None:
     """Release the lock and raise ValueError if another run has used the folder since it was chosen."""
     if is_taken(folder):
         lock.release()
-        raise ValueError(_exists_message(folder, options))
+        raise ValueError(_exists_message(folder))
 
 
 def is_taken(folder: Path) -> bool:
@@ -159,12 +152,7 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
         raise ValueError(f"resume {folder}: {paths.METRICS} was changed after {saved.folder.name}; {remedy}")
 
 
-def option_of(options: Options) -> str:
-    """Return the option that chooses a run's folder."""
-    return "run_dir" if options.run_dir else "name"
-
-
-def _exists_message(folder: Path, options: Options) -> str:
+def _exists_message(folder: Path) -> str:
     """Return the error message for a run's folder that exists."""
     hint = f", or resume it with {files.resume_command(folder)}" if (folder / paths.CONFIG).is_file() else ""
-    return f"{option_of(options)}: must be a new or empty folder, got {folder}; choose another{hint}"
+    return f"run_dir: must be a new or empty folder, got {folder}; choose another{hint}"

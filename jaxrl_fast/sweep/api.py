@@ -27,16 +27,16 @@ def sweep(
 ) -> "Sweep":
     """Train with every combination of the given values and return the results.
 
-    Any option of `fit` may be a list of values. Called again with the same `name`, an unfinished sweep is resumed and
-    no run is repeated. A program that fails is recorded in `results`; the others still run. With `resume`, values given
-    are added to the sweep: `sweep(resume="sweeps/a", seed=[3, 4])`; a larger `total_steps` makes every run longer.
+    Any option of `fit` may be a list of values. Called again with the same `sweep_dir`, an unfinished sweep is resumed
+    and no run is repeated. A program that fails is recorded in `results`; the others still run. With `resume`, given
+    values are added to the sweep: `sweep(resume="sweeps/a", seed=[3, 4])`; a larger `total_steps` extends every run.
 
     Args:
         preset: Name of a preset or path of a YAML file.
         algo: Name of a built-in algorithm, or the module or module name of a custom one.
         agent: Options of the algorithm: `{"learning_rate": [1e-4, 1e-3]}`.
-        **options: Options of `fit`: `num_envs=[64, 256], seed=range(5)`. The options `scale`, `name`, `sweep_dir`,
-            `workers`, `launcher`, `slurm_options`, `retry` and `resume` belong to the sweep itself.
+        **options: Options of `fit`: `num_envs=[64, 256], seed=range(5)`. The options `scale`, `sweep_dir`, `workers`,
+            `launcher`, `slurm_options`, `retry` and `resume` belong to the sweep itself.
 
     Returns:
         The finished sweep: its folder and a dictionary for each training.

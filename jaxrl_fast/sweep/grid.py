@@ -16,6 +16,7 @@ from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.help import print_run_help
 from jaxrl_fast.config.names import positive
 from jaxrl_fast.config.parts import choose, find, known_options, read_values
+from jaxrl_fast.config.paths import SWEEPS, in_folder
 from jaxrl_fast.config.population import Member, real_numbers
 from jaxrl_fast.config.settings import (
     Request,
@@ -33,8 +34,8 @@ from jaxrl_fast.sweep import scaling
 from jaxrl_fast.sweep.values import MAX_VALUES, refuse_repeated, split_values, split_words
 from jaxrl_fast.utils.importing import describe
 
-OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
-DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
+OWN = options_of(SweepOptions) | {"resume": OF_RUN["resume"]}
+DEFAULTS = {"loggers": [], "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
 
 
 class Group(NamedTuple):
@@ -50,7 +51,6 @@ class SweepRequest(NamedTuple):
     groups: tuple[Group, ...]
     columns: tuple[str, ...]  # options that differ between runs, without the seed: "num_envs", "clip_coef"
     own: SweepOptions
-    name: str = ""
     resume: str = ""
     base_num_envs: int = 0  # the number of environments from which the scaling rule starts
     log_level: str = "info"
@@ -63,8 +63,8 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
     algo, written = load.split(argv)
     topic, written = load.help_of(written)
     if topic is not None:
-        says = "Train {} with every combination of the given values: --num-envs 1,8,64 --seed 0..4. --name and "
-        says += "--resume refer to the whole sweep. With --resume, given values are added to the sweep (--seed 3,4), "
+        says = "Train {} with every combination of the given values: --num-envs 1,8,64 --seed 0..4. --resume "
+        says += "refers to the whole sweep: given values are added to the sweep (--seed 3,4), "
         says += "and a larger --total-steps extends every run."
         default = resolve(_with_defaults(request(algo, [s for s in written if s.name == "config"])))
         own = SweepOptions()
@@ -89,7 +89,7 @@ def from_keywords(
 
 def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     """Return every combination, resolved; combinations that can share a program are in one group."""
-    own, name, resume = _own([s for s in written if positive(s.name) in OWN])
+    own, resume = _own([s for s in written if positive(s.name) in OWN])
     written = [s for s in written if positive(s.name) not in OWN]
     level = [s for s in written if s.name == "log_level"]
     log_level = convert(OF_RUN["log_level"], level[-1]) if level else Options.log_level
@@ -98,7 +98,7 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
         if any(other):
             raise ValueError(f"{other[0]}: cannot be combined with resume, which continues the sweep as it is")
         added = tuple(s for s in written if s not in level)
-        return SweepRequest((), (), own, name, resume, log_level=log_level, added=added, split=split)
+        return SweepRequest((), (), own, resume, log_level=log_level, added=added, split=split)
     asked = request(algo, written)
     fixed, axes = sort_out(asked, split)
     number = math.prod(map(len, axes.values()))
@@ -112,7 +112,7 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     groups = groups_of(_single(combinations, axes, rule), axes)
     scaled = [scaling.SCALED[own.scale]] if own.scale != "none" else []
     columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
-    return SweepRequest(tuple(groups), tuple(columns), own, name, "", rule.base, log_level)
+    return SweepRequest(tuple(groups), tuple(columns), own, "", rule.base, log_level)
 
 
 def resolve_all(asked: Request, fixed: list[Setting], axes: Mapping[str, list[Setting]]) -> Iterator[Settings]:
@@ -133,9 +133,9 @@ def sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[
     axes: dict[str, list[Setting]] = {}
     fixed: list[Setting] = []
     for written in _apart(asked.given, known):
+        if written.name in ("name", "run_dir"):
+            raise ValueError(f"{written.origin}: cannot be combined with a sweep; use sweep_dir")
         setting = find(written, known | OWN, records, asked.algo, SWEEP)
-        if setting.name == "run_dir":
-            raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use sweep_dir")
         if setting.name in ("dry_run", "replay_dir"):
             raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use it with train")
         several = split(known[setting.name], setting)
@@ -249,26 +249,27 @@ def groups_of(trainings: Iterator[Settings], varied: Collection[str]) -> list[Gr
     return [part(group, group.members) for _, group in found]
 
 
-def _own(written: list[Setting]) -> tuple[SweepOptions, str, str]:
-    """Return the sweep's own options, its name and the directory to resume."""
+def _own(written: list[Setting]) -> tuple[SweepOptions, str]:
+    """Return the sweep's own options and the directory to resume."""
     pairs = lambda s: list(s.values[0].items()) if s.values and isinstance(s.values[0], Mapping) else s.values
     written = [s._replace(values=pairs(s)) for s in written]
     for setting in written:
         if setting.name == "resume":
             directory_of(setting, "a sweep directory")
     values = read_values(written, OWN)
-    name, resume = values.pop("name", ""), values.pop("resume", "")
+    resume = values.pop("resume", "")
     own = SweepOptions(**values)
-    if resume and (own.scale != "none" or own.sweep_dir or name):
-        origin = next(s.origin for s in written if s.name in ("scale", "sweep_dir", "name"))
+    own = dataclasses.replace(own, sweep_dir=in_folder(SWEEPS, own.sweep_dir))
+    if resume and (own.scale != "none" or own.sweep_dir):
+        origin = next(s.origin for s in written if s.name in ("scale", "sweep_dir"))
         raise ValueError(f"{origin}: cannot be combined with resume, which continues the sweep as it is")
-    if own.retry and not (resume or name or own.sweep_dir):
-        raise ValueError("retry: needs the sweep to retry; add resume, name or sweep_dir")
+    if own.retry and not (resume or own.sweep_dir):
+        raise ValueError("retry: needs the sweep to retry; add resume or sweep_dir")
     if own.slurm_options and own.launcher != "slurm":
         raise ValueError("slurm_options: needs launcher slurm")
     if own.launcher == "slurm" and own.workers > 1:
         raise ValueError(f"workers: must be 1 with launcher slurm, which has a job per group, got {own.workers}")
-    return own, name, resume
+    return own, resume
 
 
 def _with_defaults(asked: Request) -> Request:

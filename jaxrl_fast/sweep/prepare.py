@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.config.parts import by_path
-from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE, SWEEP_TABLE
+from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE, SWEEP_TABLE, SWEEPS
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import extend, grid, slurm
@@ -21,9 +21,10 @@ from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import files, warnings
-from jaxrl_fast.utils.files import current_folder, is_folder_name, path_of
+from jaxrl_fast.utils.files import current_folder, path_of
 from jaxrl_fast.utils.importing import name_of
 
+OPTION = "sweep_dir"
 ENV_COLUMNS = {"env", "env_options"}
 MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # options that a resumed sweep may change
 
@@ -46,7 +47,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
     else:
         if sweep_options.workers > 1 or sweep_options.launcher != "local":
             _check_no_env_objects(request)
-        folder = _requested_folder(request)
+        folder = path_of(sweep_options.sweep_dir, OPTION) if sweep_options.sweep_dir else None
         grid.offer_devices(group.settings for group in request.groups)
         if folder is not None and directory.is_taken(folder):
             sweep = _resume_same(request, folder)
@@ -148,9 +149,8 @@ def _keep_table(sweep: SweepPlan, longer: SweepPlan) -> None:
 
 def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
     """Return the plan of the sweep in `folder`. Raise ValueError if it is not the requested one."""
-    option = _folder_option(request)
     if not (folder / SWEEP_FILE).is_file():
-        raise ValueError(f"{option}: the folder {folder} exists and is not a sweep; choose another {option}")
+        raise ValueError(f"{OPTION}: the folder {folder} exists and is not a sweep; choose another")
     saved = read_plan(folder)
     if any(" at 0x" in repr(group.settings.options.env) for group in request.groups):
         warnings.warn(f"{folder} was trained on environment instances; make sure that the given ones are the same")
@@ -159,7 +159,7 @@ def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
         all_names = dict.fromkeys(name for member in (*new, *old) for name in member)
         names = [name for name in all_names if {str(m.get(name)) for m in new} != {str(m.get(name)) for m in old}]
         what = f" ({', '.join(names[:3])} differ)" if names else ""
-        raise ValueError(f"{option}: {folder} holds a different sweep{what}; choose another {option}")
+        raise ValueError(f"{OPTION}: {folder} holds a different sweep{what}; choose another")
     trainings = (grid.part(group, [member]) for group in request.groups for member in group.members)
     found = dict(zip(map(repr, new), trainings, strict=True))
     first = lambda group: repr(next(_member_settings([group])))
@@ -181,11 +181,10 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
 
     A relative folder is in `start`, which is absolute. Environments may have changed the current directory since.
     """
-    option = _folder_option(request)
-    exists = lambda chosen: f"{option}: the folder {chosen} exists; choose another {option}"
+    exists = lambda chosen: f"{OPTION}: the folder {chosen} exists; choose another"
     settings = request.groups[0].settings
     env_name = directory.name_of_env(name_of(settings.options.env))
-    default = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
+    default = SWEEPS / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     for chosen in [folder] if folder else [default, *(default.with_name(f"{default.name}-{i}") for i in range(2, 100))]:
         try:
             (start / chosen).mkdir(parents=True)
@@ -195,13 +194,13 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
                 break
         except OSError as error:
             raise ValueError(
-                f"{option}: cannot create the folder {chosen} ({error.strerror}); choose another"
+                f"{OPTION}: cannot create the folder {chosen} ({error.strerror}); choose another"
             ) from error
     else:
         raise ValueError(exists(chosen))
     own = request.columns, request.own.scale, request.base_num_envs
     sweep = SweepPlan(start / chosen, groups, *own, place=chosen)
-    lock = directory.claim(sweep.folder, option)
+    lock = directory.claim(sweep.folder, OPTION)
     try:
         if directory.is_taken(sweep.folder):  # another sweep may have taken it before the lock was taken
             raise ValueError(exists(chosen))
@@ -237,22 +236,6 @@ def _with_names(columns: Sequence[str], groups: Sequence[Group], num_before: int
         for column, value in grid.values_of(group, group.members[0], shared).items():
             name += re.sub(r"[^\w.-]+", "-", f"_{column}-{value}")
         yield name[:80], group
-
-
-def _folder_option(request: grid.SweepRequest) -> str:
-    """Return the option that chooses the sweep's folder."""
-    return "sweep_dir" if request.own.sweep_dir else "name"
-
-
-def _requested_folder(request: grid.SweepRequest) -> Path | None:
-    """Return the folder that the user chose, or None. Raise ValueError if it is not valid."""
-    if request.own.sweep_dir and request.name:
-        raise ValueError(f"name {request.name} and sweep_dir {request.own.sweep_dir} exclude each other; drop one")
-    if request.own.sweep_dir:
-        return path_of(request.own.sweep_dir, "sweep_dir")
-    if not is_folder_name(request.name):
-        raise ValueError(f"name: must be a name without folders, got {request.name!r}; use sweep_dir for a path")
-    return Path("sweeps") / request.name if request.name else None
 
 
 def _check_can_continue(sweep: SweepPlan) -> None:

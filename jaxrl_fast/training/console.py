@@ -81,8 +81,8 @@ def announce(plan: Plan, terminal: Console) -> None:
     if options.resume:
         terminal.print(f"resume  {_from_where(plan)}")
     folder = plan.shown(plan.folder)
-    watch = f"   watch: uvx tensorboard --logdir {quote(str(folder.parent))}" if options.tensorboard else ""
-    terminal.print(f"run  {folder}{watch}")
+    watch = f"   watch: uvx tensorboard --logdir {quote(str(folder.parent))}"
+    terminal.print(f"run  {folder}{watch * ('tensorboard' in options.loggers)}")
     if why := why_no_c():
         terminal.print(f"C kernels are unavailable ({why}); layers are computed by XLA, which is slower")
     if gpu_unused():

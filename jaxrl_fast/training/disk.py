@@ -52,7 +52,7 @@ def estimate(
         checkpoint=state,
         num_checkpoints=options.keep_checkpoints + 2,
         has_replay=needs.replay > 0,
-        metrics=num_records * (RECORD_BYTES + EVENT_BYTES * options.tensorboard),
+        metrics=num_records * (RECORD_BYTES + EVENT_BYTES * ("tensorboard" in options.loggers)),
         free=free_bytes(folder),
     )
 

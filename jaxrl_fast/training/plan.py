@@ -115,8 +115,8 @@ def make_plan(settings: Settings) -> Plan:
         raise
     folder = start / place
     if lock is None:
-        lock = directory.claim(folder, directory.option_of(options))
-        directory.check_free(folder, lock, options)
+        lock = directory.claim(folder, "run_dir")
+        directory.check_free(folder, lock)
         replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.learning.resources])
     return ready._replace(folder=folder, lock=lock, place=place)
 
@@ -232,9 +232,9 @@ def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", m
 
 def check_services(options: Options) -> None:
     """Raise ValueError if a requested logging service is not installed."""
-    for service in ("wandb", "trackio"):
-        if getattr(options, service) and util.find_spec(service) is None:
-            raise ValueError(f'{service}: {service} is not installed; pip install "jaxrl_fast[{service}]"')
+    for service in options.loggers:
+        if service != "tensorboard" and util.find_spec(service) is None:
+            raise ValueError(f'loggers: {service} is not installed; pip install "jaxrl_fast[{service}]"')
 
 
 def check_devices(options: Options) -> None:

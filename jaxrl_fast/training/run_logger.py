@@ -25,15 +25,15 @@ class RunLogger:
         options, folder = plan.settings.options, plan.folder
         self.lines = jsonl.JsonLines(folder / paths.METRICS, size)
         self.sinks: list[sinks.Sink] = [self.lines]
-        if options.tensorboard:
-            self.sinks.append(tensorboard.TensorBoard(folder, env_steps))
-        for service in ("wandb", "trackio"):
-            if getattr(options, service):
-                who = options.project, folder.name, read_meta(folder / paths.CONFIG)["id"]
-                try:
-                    self.sinks.append(trackers.Tracker(service, *who, settings.to_mapping(plan.settings)))
-                except Exception as error:  # any error: the user is not logged in, the service does not respond
-                    warnings.warn(f"{service}: {why(error)}; training continues without it")
+        for service in dict.fromkeys(options.loggers):
+            if service == "tensorboard":
+                self.sinks.append(tensorboard.TensorBoard(folder, env_steps))
+                continue
+            who = options.project, folder.name, read_meta(folder / paths.CONFIG)["id"]
+            try:
+                self.sinks.append(trackers.Tracker(service, *who, settings.to_mapping(plan.settings)))
+            except Exception as error:  # any error: the user is not logged in, the service does not respond
+                warnings.warn(f"{service}: {why(error)}; training continues without it")
 
     def write(self, records: Sequence[sinks.Record]) -> None:
         """Write a record of each seed."""

@@ -34,7 +34,7 @@ def modules_on_page(page):
 (HILL_CLIMBING,) = modules_on_page("docs/extending/algorithm.md")
 OTHERS = {"docs/extending/change-a-loss.md": ["kl", "td_loss"]}  # a metric of each module on the page
 CONTINUOUS = {"env": "Pendulum-v1", "learning_starts": "1k", "replay_ratio": "0.01"}
-OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
+OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "loggers": (), "log_level": "quiet"}
 count = itertools.count()
 
 
@@ -72,8 +72,8 @@ def test_all_documented_algorithm_modules_are_tested():
 def test_documented_modules_train_and_resume(write, page, index, more):
     assert len(modules_on_page(page)) == len(OTHERS[page])
     name = write(modules_on_page(page)[index])
-    quick = flags(**OPTIONS | {"tensorboard": "false"} | more, total_steps="8k", eval_episodes=4)
-    assert train.main([name, *quick, "--run-dir", "run"]) == 0
+    quick = flags(**OPTIONS | {"loggers": "none"} | more, total_steps="8k", eval_episodes=4)
+    assert train.main([name, *quick, "--run-dir", "./run"]) == 0
     assert train.main(["--resume", "run", "--total-steps", "10k", "--log-level", "quiet"]) == 0
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["env_steps"] >= 10_000 and isinstance(last[OTHERS[page][index]], float)
@@ -98,8 +98,8 @@ def test_documented_penalty_keeps_policy_closer_for_larger_weight(write):
 @pytest.mark.slow
 def test_algorithm_given_by_name_trains_resumes_and_evaluates(write, tmp_path):
     name = write(HILL_CLIMBING)
-    quick = flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k", eval_episodes=16)
-    assert train.main([name, *quick, "--spread", "0.5", "--run-dir", "run"]) == 0
+    quick = flags(**OPTIONS | {"loggers": "none"}, total_steps="160k", eval_episodes=16)
+    assert train.main([name, *quick, "--spread", "0.5", "--run-dir", "./run"]) == 0
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["algo"], summary["env_steps"]) == (name, 160_000)
     assert summary["final_return_mean"] > 60  # a random policy has 22
@@ -119,7 +119,7 @@ def test_run_stops_if_weights_of_any_name_are_not_finite(write, capsys):
     infinite = infinite.replace('state = {"best"', 'state = {"most": state["most"], "best"')
     named = infinite.replace("config.rollout_length)", 'config.rollout_length, parameters=lambda s: s["trial"])')
     for text, status in ((infinite, 1), (named, 0)):
-        assert train.main([write(text), *flags(**OPTIONS | {"tensorboard": "false"}, total_steps=3200)]) == status
+        assert train.main([write(text), *flags(**OPTIONS | {"loggers": "none"}, total_steps=3200)]) == status
         error = capsys.readouterr().err
         assert ("seed 0: a parameter is not finite at step" in error) == (status == 1), error
 
@@ -151,9 +151,7 @@ def with_traced(text):
 def test_sweep_trains_values_of_traced_option_in_one_program(write):
     """Both members have the same first trial. The second trial depends on the member's spread."""
     name = write(with_traced(HILL_CLIMBING))
-    assert (
-        __main__.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="16k"), "--spread", "0,2"]) == 0
-    )
+    assert __main__.main([name, *flags(**OPTIONS | {"loggers": "none"}, total_steps="16k"), "--spread", "0,2"]) == 0
     (folder,) = Path("sweeps").iterdir()
     members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["meta"]["members"]
     assert members == [{"seed": 0, "option.spread": 0.0}, {"seed": 0, "option.spread": 2.0}]
@@ -214,7 +212,7 @@ WRONG = {
 @pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
 def test_train_rejects_invalid_algorithm_module_in_one_line(write, text, said, tmp_path, capsys):
     name = write(text)
-    assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+    assert train.main([name, *flags(**OPTIONS | {"loggers": "none"}, total_steps="160k")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and said in error
     assert not (tmp_path / "runs").exists()
@@ -236,7 +234,7 @@ def test_error_message_has_location_for_bugs_but_not_for_errors_of_make(write, t
         ),
     ):
         name = write(text)
-        assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+        assert train.main([name, *flags(**OPTIONS | {"loggers": "none"}, total_steps="160k")]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and said in error, error
         assert (f"({name}.py:" in error) == (text == broken)
@@ -245,7 +243,7 @@ def test_error_message_has_location_for_bugs_but_not_for_errors_of_make(write, t
 @pytest.mark.parametrize(("env", "said"), [("Pendulum-v1", "AttributeError"), ("Breakout-MinAtar", "TypeError")])
 def test_train_rejects_unsupported_environment_in_one_line(write, env, said, tmp_path, capsys):
     name = write(HILL_CLIMBING)
-    assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false", "env": env})]) == 2
+    assert train.main([name, *flags(**OPTIONS | {"loggers": "none", "env": env})]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"algorithm {name!r} cannot learn in gymnax/{env}: {said}" in error
     assert f"({name}.py:" in error and not (tmp_path / "runs").exists()
@@ -344,8 +342,8 @@ def test_config_rejects_traced_option_that_is_no_float(write):
 def test_option_name_may_start_with_no(write, tmp_path):
     """`--no-op-max` is not parsed as a negated flag, also when a run is resumed."""
     with_it = HILL_CLIMBING.replace("    spread: float", "    no_op_max: int = 30\n    spread: float")
-    given = flags(**OPTIONS | {"tensorboard": "false"}, total_steps=1600, eval_episodes=8)
-    assert train.main([write(with_it), *given, "--no-op-max", "2", "--run-dir", "run"]) == 0
+    given = flags(**OPTIONS | {"loggers": "none"}, total_steps=1600, eval_episodes=8)
+    assert train.main([write(with_it), *given, "--no-op-max", "2", "--run-dir", "./run"]) == 0
     settings = load.from_command_line(["--resume", "run", "--no-op-max", "2"])
     assert settings.agent.no_op_max == 2
     with pytest.raises(ValueError, match=r"^no_op_max: a resume cannot change it from 2, got 3"):

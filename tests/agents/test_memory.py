@@ -146,8 +146,8 @@ def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, mon
         num_minibatches=2,
         schedule="constant",
     )
-    whole = jaxrl_fast.fit(algo="ppo", total_steps=256, name="whole", eval_every=0, **options)
-    jaxrl_fast.fit(algo="ppo", total_steps=128, name="part", eval_every=0, **options)
+    whole = jaxrl_fast.fit(algo="ppo", total_steps=256, run_dir="whole", eval_every=0, **options)
+    jaxrl_fast.fit(algo="ppo", total_steps=128, run_dir="part", eval_every=0, **options)
     part = jaxrl_fast.fit(resume="runs/part", total_steps=256)
     trained = jaxrl_fast.load(part, which="last")
     assert same_bits(jaxrl_fast.load(whole, which="last").agent_state.params, trained.agent_state.params)

@@ -124,9 +124,9 @@ def test_command_line_overrides_preset_which_overrides_defaults(tmp_path):
 
 def test_preset_reads_date_as_string(tmp_path):
     preset = tmp_path / "dates.yaml"
-    preset.write_text("algo: ppo\nenv: CartPole-v1\nname: 2026-13-45\nproject: 2026-11-24\n")
+    preset.write_text("algo: ppo\nenv: CartPole-v1\nrun_dir: 2026-13-45\nproject: 2026-11-24\n")
     options = parse(f"--config {preset}").options
-    assert (options.name, options.project) == ("2026-13-45", "2026-11-24")
+    assert (options.run_dir, options.project) == ("runs/2026-13-45", "2026-11-24")
 
 
 def test_repeated_member_option_of_evaluate_merges_pairs():
@@ -139,7 +139,7 @@ def test_repeated_env_options_are_merged():
     assert settings.options.env_options == {"a": "3", "b": "x", "c": "2"}
 
 
-@pytest.mark.parametrize("line", ["", "--seed 3", "--num-seeds 4 --no-tensorboard"])
+@pytest.mark.parametrize("line", ["", "--seed 3", "--num-seeds 4 --loggers none"])
 def test_default_task_is_cartpole_until_solved(line):
     settings = parse(line)
     assert settings.by_default
@@ -363,13 +363,13 @@ MISTAKES = [
         ["error: network: must be 'auto' or", " or a class (package.module:Class), got 'mlpp'; did you mean mlp?\n"],
     ),
     ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
-    ("ppo --name a/../../b", ["error: name: ", "got 'a/../../b'", "run_dir"]),
+    ("ppo --name x", ["error: name: unknown option; did you mean run_dir?\n"]),
     (f"ppo --run-dir {'x' * 300}", ["run_dir", "is not a valid path (File name too long)"]),
     (f"--resume {'x' * 5000}", ["resume", "is not a valid path (File name too long)"]),
     ("--resume ~nobody-at-all/run", ["resume '~nobody-at-all/run' is not a valid path"]),
     ("--config ~nobody-at-all/x.yaml", ["config '~nobody-at-all/x.yaml' is not a valid path"]),
     ("ppo --run-dir ~nobody-at-all/run", ["run_dir '~nobody-at-all/run' is not a valid path"]),
-    ("ppo --name ..", ["error: name: ", "got '..'", "use run_dir for a path"]),
+    ("ppo --run-dir ..", ["run_dir: must be a new or empty folder, got ..; choose another"]),
     ("ppo --num-envs 1e99", ["num_envs: must be at least 1 and at most 2147483647, got 1e+99"]),
     ("ppo --eval-episodes 1e20", ["error: eval_episodes: ", "at most 1000000"]),
     ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got a function", "fit(env=make_env)"]),
@@ -498,7 +498,10 @@ MISTAKES = [
     ("ppo --console-every -1", ["error: console_every: ", "at least 0"]),
     ("ppo --console-every 20m", ["console_every: must be a time (30, 30s, 5min, 2h), got '20m'\n"]),
     ("ppo --log-level loud", ["error: log_level: ", "quiet"]),
-    ("ppo --wandb maybe", ["error: wandb: ", "'maybe'"]),
+    ("ppo --loggers maybe", ["loggers: must be 'tensorboard' or 'wandb' or 'trackio', got 'maybe'\n"]),
+    ("ppo --loggers none,wandb", ["error: loggers: must be ", "got 'none'\n"]),
+    ("ppo --wandb", ["error: wandb: unknown option; did you mean loggers?\n"]),
+    ("ppo --no-tensorboard", ["error: no_tensorboard: unknown option; did you mean loggers?\n"]),
     ("ppo --devices some", ["error: devices: ", "auto"]),
     ("ppo --learning-rate fast", ["error: learning_rate: ", "'fast'"]),
     ("ppo --learning-rate nan", ["error: learning_rate: ", "'nan'"]),
@@ -636,9 +639,8 @@ MISTAKES = [
     ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
     ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),
     ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
-    ("ppo --run-dir a --name b", ["name b and run_dir a exclude each other"]),
-    ("ppo --run-dir taken", ["taken", "run_dir"]),
-    ("ppo --name taken", ["taken", "name"]),
+    ("ppo --run-dir ./taken", ["run_dir: must be a new or empty folder, got taken"]),
+    ("ppo --run-dir taken", ["run_dir: must be a new or empty folder, got runs/taken"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
     (
         "ppo --save-every 5m",
@@ -656,7 +658,6 @@ MISTAKES = [
     ("--resume", ["resume: needs a value; give a run directory\n"]),
     ("--resume=", ["resume: must be a run directory, got ''\n"]),
     ("ppo --run-dir=", ["run_dir: must not be empty, got ''; give a value or leave it out\n"]),
-    ("ppo --name=", ["name: must not be empty, got ''; give a value or leave it out\n"]),
     ("ppo --replay-dir=", ["replay_dir: must not be empty, got ''; give a value or leave it out\n"]),
     (
         "--config members.yaml",
@@ -669,7 +670,7 @@ MISTAKES = [
     ("--seed 3 ppo", ["seed: takes one value, got 3 ppo\n"]),
     ("--clip-vloss ppo", ["clip_vloss: must be true or false, got 'ppo'\n"]),
     (
-        "ppo --run-dir a_run",
+        "ppo --run-dir ./a_run",
         [
             "run_dir: must be a new or empty folder, got a_run; choose another, or resume it with "
             "python -m jaxrl_fast.train --resume a_run\n"
@@ -711,7 +712,6 @@ MISTAKES = [
         "--resume a_run --run-dir b",
         ["run_dir: cannot be combined with resume, which continues in the run directory\n"],
     ),
-    ("--resume a_run --name b", ["name: cannot be combined with resume, which continues in the run directory\n"]),
     (
         "ppo --num-envs 100M",
         [
@@ -824,9 +824,8 @@ def test_fit_rejects_env_options_that_yaml_cannot_store(value, kind, tmp_path):
 @pytest.mark.parametrize("text", ["a\0b", "a\nb"])
 def test_fit_rejects_null_characters_and_line_breaks_in_names(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for option in ("name", "run_dir"):
-        with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it; remove it$"):
-            jaxrl_fast.fit(algo="ppo", **{option: text})
+    with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it; remove it$"):
+        jaxrl_fast.fit(algo="ppo", run_dir=text)
     assert not list(tmp_path.iterdir())
 
 
@@ -851,14 +850,31 @@ def test_value_of_unnamed_type_is_rejected_with_the_name_of_its_type(read, value
         read("ppo_cartpole", seed=value)
 
 
-def test_run_dir_keyword_overrides_name_of_preset(place, monkeypatch):
-    (place / "placed.yaml").write_text("name: mine\n")
-    options = load.from_keywords(place / "placed.yaml", run_dir="out").options
-    assert (options.run_dir, options.name) == ("out", "")
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [("mine", "runs/mine"), ("./mine", "./mine"), ("a/b", "a/b"), ("/a", "/a"), ("..", ".."), ("~", "~"), ("", "")],
+)
+def test_bare_word_as_run_dir_is_a_folder_in_runs(given, folder):
+    assert load.from_keywords(algo="ppo", run_dir=given).options.run_dir == folder
+
+
+@pytest.mark.parametrize(
+    ("given", "loggers"),
+    [
+        ("none", ()),
+        ([], ()),
+        (None, ()),
+        ("wandb", ("wandb",)),
+        ("tensorboard,trackio", ("tensorboard", "trackio")),
+        (["wandb", "trackio"], ("wandb", "trackio")),
+    ],
+)
+def test_loggers_are_words_or_none(given, loggers):
+    assert load.from_keywords(algo="ppo", loggers=given).options.loggers == loggers
 
 
 def test_empty_text_in_preset_is_the_default(place):
-    (place / "nameless.yaml").write_text("name: ''\nreplay_dir: ''\n")
+    (place / "nameless.yaml").write_text("run_dir: ''\nreplay_dir: ''\n")
     assert load.from_keywords(place / "nameless.yaml").options == load.from_keywords(algo="ppo").options
 
 
@@ -922,10 +938,10 @@ def test_preset_option_of_a_part_that_is_not_chosen_is_refused(tmp_path):
         parse(f"--config {path}")
 
 
-def test_train_rejects_blank_name(tmp_path, capsys, monkeypatch):
+def test_train_rejects_blank_run_dir(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert train.main(["ppo", "--name", " "]) == 2
-    assert "error: name: must be a name without folders" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert train.main(["ppo", "--run-dir", " "]) == 2
+    assert "error: run_dir: must not be empty, got ' '" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_train_rejects_unwritable_run_dir(tmp_path, capsys, monkeypatch):
@@ -990,7 +1006,7 @@ def test_announce_warns_of_several_target_updates_per_update(options, is_told, c
 def test_train_rejects_tracking_service_that_is_not_installed(service, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan.util, "find_spec", lambda name: None)
-    assert train.main(["ppo", f"--{service}"]) == 2
+    assert train.main(["ppo", "--loggers", service]) == 2
     assert f'pip install "jaxrl_fast[{service}]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -319,7 +319,7 @@ def test_mistake_about_a_part_in_a_file_names_the_file(tmp_path):
     assert str(error.value) == f"memory.sise in {path}: unknown option; did you mean memory.size?"
 
 
-@pytest.mark.parametrize("name", ["seed", "num_envs", "players", "name"])
+@pytest.mark.parametrize("name", ["seed", "num_envs", "players", "run_dir"])
 def test_config_of_a_custom_algorithm_may_not_use_the_name_of_an_option_of_a_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -114,7 +114,7 @@ def test_run_trains_resumes_evaluates_and_records_video(async_pools, tmp_path, c
     folder = str(tmp_path / "run")
     options = dict(algo="ppo", env="ale/Pong", env_options=dict(max_num_frames_per_episode=800), num_envs=2)
     options |= dict(rollout_length=16, num_minibatches=1, num_epochs=1)
-    quiet = dict(log_level="quiet", tensorboard=False, eval_episodes=2, async_pools=async_pools)
+    quiet = dict(log_level="quiet", loggers=(), eval_episodes=2, async_pools=async_pools)
     jaxrl_fast.fit(**options, total_steps=128, run_dir=folder, **quiet)
     run = jaxrl_fast.fit(resume=folder, total_steps=256, log_level="quiet")
     assert run.summary["env_steps"] == 256 and run.summary["protocol"] == "dqn2015"

@@ -165,7 +165,7 @@ def test_sweep_expands_seed_range_but_not_parameter_range():
 def test_run_prints_and_saves_range_for_training_and_evaluation(tmp_path, capsys):
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", env_options={"gravity": "8..12"}, total_steps=1024, num_envs=8,
-        hidden_sizes=(8,), eval_episodes=8, tensorboard=False, run_dir=tmp_path / "run",
+        hidden_sizes=(8,), eval_episodes=8, loggers=(), run_dir=tmp_path / "run",
     )  # fmt: skip
     assert "drawn at each reset: gravity from 8 to 12" in capsys.readouterr().out
     options = resume.of_run(tmp_path / "run").options  # read from config.yaml

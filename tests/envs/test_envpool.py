@@ -380,7 +380,7 @@ def freeway(tmp_path_factory):
     folder = tmp_path_factory.mktemp("atari") / "run"
     jaxrl_fast.fit(
         algo="ppo", env="Freeway-v5", env_options=options, num_envs=2, total_steps=8, eval_envs=1,
-        eval_episodes=1, tensorboard=False, log_level="quiet", run_dir=str(folder), **agent,
+        eval_episodes=1, loggers=(), log_level="quiet", run_dir=str(folder), **agent,
     )  # fmt: skip
     return folder
 
@@ -895,7 +895,7 @@ def test_pong_training_has_finite_losses_and_whole_game_returns(algo, options, t
     """A game ends when one side has 21 points. An untrained policy loses nearly all points, in 750 steps or more."""
     run = jaxrl_fast.fit(
         algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), network="nature",
-        num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
+        num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, loggers=(),
         log_level="quiet", run_dir=str(tmp_path / "run"), **options,
     )  # fmt: skip
     assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
@@ -917,8 +917,8 @@ def test_run_folder_config_and_summary_contain_protocol(tmp_path, monkeypatch):
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, log_level="quiet") | agent
     options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
-    run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")
+    run = jaxrl_fast.fit(**options, loggers=(), protocol="machado2018")
     assert "machado2018" in run.folder.name and run.summary["protocol"] == "machado2018"
     assert "protocol: machado2018" in (run.folder / "config.yaml").read_text()
-    run = jaxrl_fast.fit(**options, tensorboard=False)
+    run = jaxrl_fast.fit(**options, loggers=())
     assert run.summary["protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()

@@ -16,12 +16,12 @@ from jaxrl_fast.training import build, env_check
 from tests.helpers import gym_envs, slow
 
 MODULE = "tests.helpers.gym_envs"
-SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, tensorboard=False)
+SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, loggers=())
 SHORT |= dict(hidden_sizes=(8,), log_level="quiet")
 DQN = SHORT | dict(algo="dqn", batch_size=128, learning_starts=8, replay={"size": 1024})
 SHORT |= dict(algo="ppo", rollout_length=8, num_minibatches=1)
 LINE = "--num-envs 4 --total-steps 1280 --rollout-length 8 --num-minibatches 1 --hidden-sizes 8 "
-LINE += "--log-every 32 --no-tensorboard --eval-episodes 4"
+LINE += "--log-every 32 --loggers none --eval-episodes 4"
 
 
 class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
@@ -162,7 +162,7 @@ def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
 @pytest.mark.parametrize("algo", ["ppo", "pqn", "dqn"])
 def test_masked_actions_are_never_taken(algo, tmp_path):
     own = {"learning_starts": 500, "replay": {"size": 5000}} if algo == "dqn" else {}
-    options = dict(num_envs=8, total_steps=8000, log_level="quiet", tensorboard=False, run_dir=str(tmp_path / "run"))
+    options = dict(num_envs=8, total_steps=8000, log_level="quiet", loggers=(), run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, gamma=0.5, **own, **options)
     returns = [r[name] for r in run.metrics for name in ("return_min", "eval_return_min") if r.get(name) is not None]
     assert len(returns) > 5 and min(returns) >= 0, "a forbidden action costs 1000"

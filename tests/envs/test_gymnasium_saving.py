@@ -172,7 +172,7 @@ def test_pool_continues_from_saved_host_state(workers):
 
 
 SHORT: dict = dict(algo="ppo", num_envs=4, total_steps=320, eval_every=96, eval_episodes=4, save_every=0)
-SHORT |= dict(tensorboard=False, log_level="quiet", log_every=32)
+SHORT |= dict(loggers=(), log_level="quiet", log_every=32)
 SHORT |= dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
 
 

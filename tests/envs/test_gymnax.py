@@ -1020,7 +1020,7 @@ def test_losses_stay_finite_when_terminal_observations_are_not(algo, tmp_path):
     }[algo]
     run = jaxrl_fast.fit(
         algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, hidden_sizes=[8],
-        run_dir=str(tmp_path / "run"), tensorboard=False, log_level="quiet", **options,
+        run_dir=str(tmp_path / "run"), loggers=(), log_level="quiet", **options,
     )  # fmt: skip
     loss = "value_loss" if algo == "ppo" else "td_loss"
     losses = [record[loss] for record in run.metrics if record[loss] is not None]

@@ -139,7 +139,7 @@ def test_hide_applies_to_async_pools_and_shards():
 @pytest.mark.slow
 def test_hide_is_saved_with_run_and_applies_to_policy_and_evaluation(tmp_path):
     """The run also observes the previous action and reward. A video still draws the whole observation."""
-    given: dict = dict(env="CartPole-v1", num_envs=2, total_steps=64, tensorboard=False, log_level="quiet")
+    given: dict = dict(env="CartPole-v1", num_envs=2, total_steps=64, loggers=(), log_level="quiet")
     given |= dict(wrap=["hide=1", "hide=3", "previous"])
     given |= dict(rollout_length=16, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
     fit = partial(jaxrl_fast.fit, eval_episodes=2, eval_envs=2, run_dir=str(tmp_path / "run"))

@@ -295,7 +295,7 @@ def test_make_rejects_options_that_backend_does_not_support(config, says):
 
 SHORT = dict(
     algo="ppo", env="counting/Up-v0", num_envs=4, total_steps=320, eval_episodes=4, eval_envs=2, log_every=32, seed=3,
-    rollout_length=8, hidden_sizes=(8,), num_minibatches=1, tensorboard=False, log_level="quiet",
+    rollout_length=8, hidden_sizes=(8,), num_minibatches=1, loggers=(), log_level="quiet",
 )  # fmt: skip
 
 
@@ -332,4 +332,4 @@ def test_fit_raises_environment_exception_and_marks_run_failed(tmp_path):
     assert summary["status"] == "failed" and "a wheel came off" in summary["failure"]
     line = "ppo --env counting/Up-v0 --num-envs 4 --total-steps 320 --rollout-length 8 --num-minibatches 1"
     with pytest.raises(BrokenError):
-        train.main([*line.split(), "--no-tensorboard", "--run-dir", str(tmp_path / "other")])
+        train.main([*line.split(), "--loggers", "none", "--run-dir", str(tmp_path / "other")])

@@ -90,7 +90,7 @@ GIVEN = {  # how an environment is given, and its name in messages
     "lambda": (lambda kind: lambda: kind(), lambda kind: LAMBDA),
     "pair": (lambda kind: (kind(), ()), lambda kind: rf"{HERE}:{kind.__name__}"),
 }
-SMALL = {"num_envs": 2, "total_steps": 64, "eval_episodes": 2, "tensorboard": False}
+SMALL = {"num_envs": 2, "total_steps": 64, "eval_episodes": 2, "loggers": ()}
 SMALL |= {"hidden_sizes": [4]}
 ON_POLICY = {"rollout_length": 8, "num_minibatches": 1, "num_epochs": 1}
 

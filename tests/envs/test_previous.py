@@ -115,7 +115,7 @@ def test_previous_multi_discrete_action_is_one_hot_in_nested_observation():
 @pytest.mark.slow
 def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
     """DQN replays the parts. `encode_obs` and the exported policy take the raw index; its encoding is one-hot."""
-    given = dict(env="gymnasium/FrozenLake-v1", num_envs=2, total_steps=32, tensorboard=False, log_level="quiet")
+    given = dict(env="gymnasium/FrozenLake-v1", num_envs=2, total_steps=32, loggers=(), log_level="quiet")
     given |= dict(hidden_sizes=(4,), replay={"size": 64}, batch_size=4, learning_starts=8)
     fit = partial(jaxrl_fast.fit, algo="dqn", eval_episodes=2, eval_envs=2, **given)
     run = fit(wrap=["previous"], run_dir=str(tmp_path / "run"))

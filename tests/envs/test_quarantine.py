@@ -258,7 +258,7 @@ def test_training_counts_quarantined_rows_and_warns(algo, options, tmp_path, cap
     """About 1 of 100 episodes fails, which is fewer than 1% of the rows."""
     run = jaxrl_fast.fit(
         algo=algo, env=Unstable, env_options={"share": 0.01}, wrap=["quarantine"], num_envs=8, total_steps=4096,
-        hidden_sizes=(8,), eval_episodes=8, run_dir=tmp_path / algo, tensorboard=False, **options,
+        hidden_sizes=(8,), eval_episodes=8, run_dir=tmp_path / algo, loggers=(), **options,
     )  # fmt: skip
     assert run.summary["status"] == "done"
     assert sum(record["quarantined"] for record in records(tmp_path / algo)) > 0
@@ -271,5 +271,5 @@ def test_training_stops_when_too_many_rows_are_quarantined(tmp_path):
     with pytest.raises(FloatingPointError, match=problem):
         jaxrl_fast.fit(
             algo="ppo", env=Unstable, wrap=["quarantine"], num_envs=8, total_steps=8192, run_dir=tmp_path / "run",
-            tensorboard=False, log_level="quiet", hidden_sizes=(8,),
+            loggers=(), log_level="quiet", hidden_sizes=(8,),
         )  # fmt: skip

@@ -34,7 +34,7 @@ pytest.importorskip("flatbuffers")
 from jaxrl_fast.evaluation.export import onnx_model  # noqa: E402  # imports onnx
 
 ROOT = Path(__file__).parents[2]
-TINY = {"tensorboard": False, "log_level": "quiet", "eval_episodes": 4}
+TINY = {"loggers": (), "log_level": "quiet", "eval_episodes": 4}
 FORMATS = ("stablehlo", "onnx", "npz")
 NUM_ROWS = 1000
 # The loading process cannot import jaxrl_fast, nor JAX if the format does not need it.

@@ -31,7 +31,7 @@ from jaxrl_fast.types import Discrete, EnvSpec, PolicyInput
 from jaxrl_fast.utils import files
 
 ROOT = Path(__file__).parents[2]
-TINY = {"tensorboard": False, "log_level": "quiet", "eval_episodes": 4}
+TINY = {"loggers": (), "log_level": "quiet", "eval_episodes": 4}
 PPO = {"rollout_length": 32, "hidden_sizes": [8]}
 
 

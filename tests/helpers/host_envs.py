@@ -26,7 +26,7 @@ def run(env, actions):
 
 
 SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
-SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
+SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, loggers=(), log_level="quiet")
 AGENTS = {
     "ppo": dict(rollout_length=8, hidden_sizes=(8,), rewards="normalized", normalize_observations=True),
     "dqn": dict(size=256, batch_size=8, learning_starts=32, hidden_sizes=(8,), n_step=3, replay="prioritized"),

@@ -208,7 +208,7 @@ def refuse(*_):
 
 build.compile_library = build._load = build.call = refuse
 devices.num_cores = lambda: 2
-options = dict(num_envs=8, total_steps=256, tensorboard=False, log_level="quiet", eval_episodes=1)
+options = dict(num_envs=8, total_steps=256, loggers=(), log_level="quiet", eval_episodes=1)
 options |= dict(replay={"size": 256}, batch_size=128, learning_starts=64)
 run = jaxrl_fast.fit(algo="dqn", env="CartPole-v1", **options, run_dir=sys.argv[1])
 assert run.summary["num_updates"]

@@ -90,7 +90,7 @@ def test_tracker_resumes_same_run(service, monkeypatch, tmp_path):
     space = lambda **given: types.SimpleNamespace(**given)
 
     def open_run(name, resume=""):
-        line = f"ppo --{service} --no-tensorboard"
+        line = f"ppo --loggers {service}"
         settings = load.from_command_line(line.split())
         settings = settings._replace(options=dataclasses.replace(settings.options, resume=resume))
         (tmp_path / name).mkdir(exist_ok=True)

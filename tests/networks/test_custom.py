@@ -165,7 +165,7 @@ def test_config_rejects_module_option_that_cannot_be_saved():
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
 def test_algorithms_train_resume_and_load_with_custom_network(tmp_path, algo):
-    options = dict(total_steps=1024, network=Required(width=8), tensorboard=False)
+    options = dict(total_steps=1024, network=Required(width=8), loggers=())
     run = jaxrl_fast.fit(algo=algo, env="CartPole-v1", run_dir=tmp_path / "run", **options)
     trained = jaxrl_fast.load(run)
     assert trained.policy(np.zeros((3, 4), np.float32)).shape == (3,)

@@ -109,7 +109,7 @@ def test_players_with_grad_workers_learn_what_one_core_learns(algo, mode, tmp_pa
     """Results are equal up to rounding."""
     agents = {"dqn": dict(learning_starts=128, size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}
     options = dict(algo=algo, env="games/Paddles", players=mode, num_envs=16, total_steps=4096, log_every=2048)
-    options |= agents[algo] | dict(hidden_sizes=(8,), tensorboard=False, log_level="quiet", eval_episodes=1)
+    options |= agents[algo] | dict(hidden_sizes=(8,), loggers=(), log_level="quiet", eval_episodes=1)
     made = [jaxrl_fast.fit(**options, devices=n, run_dir=str(tmp_path / f"{n}")) for n in ("auto", 1)]
     assert [run.summary["num_grad_workers"] for run in made] == [2, 1]
     loss = "td_loss" if algo == "dqn" else "value_loss"
@@ -219,7 +219,7 @@ class TestSelfPlay:
         small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
         options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320)
         options |= small | dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
-        options |= dict(tensorboard=False, log_level="quiet")
+        options |= dict(loggers=(), log_level="quiet")
         whole = jaxrl_fast.fit(**options, run_dir=tmp_path / "whole")
         runs.stop_after(monkeypatch, 96)
         jaxrl_fast.fit(**options, run_dir=tmp_path / "parts")
@@ -302,7 +302,7 @@ def test_versus_uses_each_agent_for_its_player():
 def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
     small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
     options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, eval_episodes=2, eval_envs=2)
-    options |= small | dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
+    options |= small | dict(loggers=(), log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
     one, _ = (jaxrl_fast.fit(**options, players=mode, run_dir=tmp_path / mode) for mode in ("independent", "shared"))
     found = one.evaluate(against=str(tmp_path / "shared"), episodes=4)
     assert {*found["sides"]} == {"left", "right"} and found["sides"]["left"]["eval_episodes"] == 4

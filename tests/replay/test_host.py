@@ -250,7 +250,7 @@ RUN = {
     "env": "CartPole-v1",
     "num_envs": 2,
     "total_steps": 768,
-    "tensorboard": False,
+    "loggers": (),
     "log_level": "quiet",
     "eval_episodes": 1,
     "eval_envs": 1,

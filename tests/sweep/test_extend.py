@@ -152,7 +152,7 @@ CANNOT = "would change the existing runs of the sweep"
 REFUSED = [
     ("--eval-every 100", [f"eval_every: {CANNOT}, got 100; start another sweep for it"]),
     ("--solved-threshold 100", [f"solved_threshold: {CANNOT}, got 100.0"]),
-    ("--tensorboard", [f"tensorboard: {CANNOT}, got True"]),
+    ("--loggers tensorboard", [f"loggers: {CANNOT}, got tensorboard"]),
     ("--num-seeds 4", [f"num_seeds: {CANNOT}, got 4; give seed 3,4 for more seeds"]),
     (
         "--env-option max_steps_in_episode=3",

@@ -107,8 +107,8 @@ def test_from_keywords_equals_command_line():
 def test_sweep_defaults_are_overridden_by_user():
     assert ask("ppo").groups[0].settings.options.on_nonfinite == "continue"
     assert ask("ppo --on-nonfinite stop").groups[0].settings.options.on_nonfinite == "stop"
-    assert ask("ppo --tensorboard").groups[0].settings.options.tensorboard
-    assert not ask("ppo --no-tensorboard").groups[0].settings.options.tensorboard
+    assert ask("ppo").groups[0].settings.options.loggers == ()
+    assert ask("ppo --loggers tensorboard").groups[0].settings.options.loggers == ("tensorboard",)
 
 
 def test_grid_last_occurrence_of_option_wins():
@@ -202,18 +202,16 @@ MISTAKES = [
     ("ppo --retry", ["error: retry: ", "resume"]),
     ("ppo --slurm-option timeout_min=3", ["slurm_options: needs launcher slurm\n"]),
     ("ppo --launcher slurm --workers 2", ["workers: must be 1 with launcher slurm"]),
-    ("ppo --name a --sweep-dir b", ["name a and sweep_dir b exclude each other"]),
+    ("ppo --name x", ["error: name: cannot be combined with a sweep; use sweep_dir\n"]),
     ("dqn --v-min -1,0", ["v_min: value mean has no such option, got -1,0; use value c51\n"]),
-    ("ppo --name a/b", ["error: name: ", "got 'a/b'", "sweep_dir"]),
-    ("ppo --name ..", ["error: name: ", "got '..'", "sweep_dir"]),
-    (f"ppo --name {'x' * 300}", ["cannot create the folder", "x (File name too long)"]),
+    (f"ppo --sweep-dir {'x' * 300}", ["sweep_dir 'sweeps/xxx", "is not a valid path (File name too long)"]),
     ("ppo --sweep-dir ~nobody-at-all/x", ["sweep_dir '~nobody-at-all/x' is not a valid path"]),
     ("--resume no_members", ["no_members/sweep.yaml is not a valid sweep file"]),
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not a valid sweep file"]),
     ("--resume deep", ["deep/sweep.yaml is not a valid sweep file (RecursionError)"]),
     ("--resume numeric", ["env: must be an id, such as 'CartPole-v1', or an environment, got 3"]),
     ("ppo --sweep-dir=", ["sweep_dir: must not be empty, got ''; give a value or leave it out"]),
-    ("ppo --name taken", ["taken", "is not a sweep"]),
+    ("ppo --sweep-dir taken", ["sweep_dir: the folder sweeps/taken exists and is not a sweep"]),
     ("--resume sweeps/a_swep", ["the folder has no sweep.yaml; did you mean sweeps/a_sweep?"]),
     ("ppo --gamma 0..4", ["gamma: must be a number, got '0..4'\n"]),
     (
@@ -226,15 +224,15 @@ MISTAKES = [
     ),
     ("--resume nowhere", ["resume nowhere", "has no sweep.yaml"]),
     ("--resume=", ["resume: must be a sweep directory, got ''"]),
-    ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another sweep_dir"]),
+    ("ppo --sweep-dir sweeps/taken", ["sweep_dir: the folder sweeps/taken exists", "choose another"]),
     ("--resume broken", ["broken/sweep.yaml"]),
     ("--resume no_groups", ["no_groups/sweep.yaml is not a valid sweep file"]),
     ("--resume a_sweep --config ppo_cartpole", ["config: cannot be combined with resume"]),
     ("ppo --resume a_sweep", ["ppo: cannot be combined with resume"]),
     ("--resume a_sweep --scale minibatches", ["scale: cannot be combined with resume"]),
-    ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
+    ("ppo --sweep-dir a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
     (
-        "ppo --name a_sweep --memory gru,none",
+        "ppo --sweep-dir a_sweep --memory gru,none",
         ["a_sweep holds a different sweep (num_envs, memory.size, memory differ)"],
     ),
     (
@@ -351,7 +349,7 @@ def test_help_shows_sweep_defaults(capsys):
             __main__.main(words)
         assert end.value.code == 0
         said = re.sub(r"\s+", " ", capsys.readouterr().out)
-        assert re.search(r"--no-tensorboard (?:(?!--|default).)* --", said), words  # without a default: off
+        assert re.search(r"--loggers \S+ (?:(?!--|default).)* --", said), words  # without a default: none
         for name, value in (("on-nonfinite", "continue"), ("console-every", "10.0")):
             line = rf"--{name} (?:(?!--).)*\(default: {re.escape(value)}[,)]"
             assert re.search(line, said), (words, name)
@@ -439,7 +437,7 @@ def test_metrics_records_hold_member_label(swept):
 @pytest.mark.slow
 def test_member_matches_single_run_up_to_rounding(swept, tmp_path):
     run = jaxrl_fast.fit(
-        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
+        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, loggers=(),
         rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2,
         env_options={"max_steps_in_episode": 3}, run_dir=str(tmp_path / "run"), log_level="quiet",
     )  # fmt: skip
@@ -576,12 +574,12 @@ def test_error_of_all_groups_is_reported_before_any_group_is_marked_failed(tmp_p
 def test_resumed_sweep_of_env_instance_warns(tmp_path, monkeypatch, capsys):
     """Check that a class, which has an unambiguous name, does not warn."""
     monkeypatch.chdir(tmp_path)
-    options = dict(algo="ppo", env=CartPole(), num_envs=[2, 4], name="swept")
+    options = dict(algo="ppo", env=CartPole(), num_envs=[2, 4], sweep_dir="swept")
     prepare.prepare(grid.from_keywords(**options))
     prepare.prepare(grid.from_keywords(**options | {"env": CartPole()}))
     message = "was trained on environment instances; make sure that the given ones are the same\n"
     assert capsys.readouterr().err == f"warning: sweeps/swept {message}"
-    options |= {"env": CartPole, "name": "other"}
+    options |= {"env": CartPole, "sweep_dir": "other"}
     assert prepare.prepare(grid.from_keywords(**options)) == prepare.prepare(grid.from_keywords(**options))
     assert not capsys.readouterr().err
 
@@ -595,7 +593,7 @@ class DirectoryChangingCartPole(CartPole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"name": "swept"}, {"sweep_dir": "sweeps/swept"}, {}])
+@pytest.mark.parametrize("options", [{"sweep_dir": "swept"}, {"sweep_dir": "sweeps/swept"}, {}])
 def test_sweep_stays_in_one_folder_when_current_directory_changes(options, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: os.chdir("/") or "done"))
     monkeypatch.setattr(trainer, "execute", Pretence.execute)
@@ -817,7 +815,7 @@ def test_unwritable_group_is_retried_on_resume(fake_training, monkeypatch, capsy
 @pytest.mark.slow
 def test_resumed_sweep_offers_devices_of_all_groups(tmp_path):
     """Run in a separate process, since JAX counts devices once. The first group requires one device."""
-    line = f"{TINY} --num-envs 4 --devices 1,2 --name x"
+    line = f"{TINY} --num-envs 4 --devices 1,2 --sweep-dir x"
     prepared = f"from jaxrl_fast.sweep import grid, prepare; prepare.prepare(grid.from_command_line({line.split()!r}))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", prepared], check=True, cwd=tmp_path, env=environment)

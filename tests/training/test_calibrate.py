@@ -183,7 +183,7 @@ def test_auto_num_envs_keeps_current_directory(tmp_path, monkeypatch):
     """The environments of its trials may change it, and the run's folder is relative to it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(calibrate, "choose", lambda settings: os.chdir("/") or calibrate.with_count(settings, 2))
-    ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", "run"])
+    ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", "./run"])
     ready.lock.release()
     assert ready.folder == tmp_path / "run" and ready.folder.is_dir()
     (group,) = grid.from_command_line(["ppo", "--num-envs", "auto"]).groups

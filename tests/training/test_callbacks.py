@@ -20,7 +20,7 @@ from jaxrl_fast.training import dispatcher
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 TINY = dict(algo="pqn", env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=640, eval_episodes=8, log_every=192)
-TINY |= dict(save_every=0, tensorboard=False, log_level="quiet", devices=1, rollout_length=8, hidden_sizes=(8,))
+TINY |= dict(save_every=0, loggers=(), log_level="quiet", devices=1, rollout_length=8, hidden_sizes=(8,))
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +227,7 @@ def test_run_stays_in_one_folder_when_current_directory_changes(env, callbacks, 
 def test_example_of_callbacks_guide_runs(tmp_path, monkeypatch, capsys):
     """Run the printed example with an evaluation after every update; no evaluation is better than the first."""
     [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/callbacks.md").read_text(), re.DOTALL)
-    example = example.replace("eval_every=10_000", "eval_every=1, num_envs=8, eval_episodes=1, tensorboard=False")
+    example = example.replace("eval_every=10_000", "eval_every=1, num_envs=8, eval_episodes=1, loggers=()")
     example = example.replace('float("-inf")', "1000.0")
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "callbacks.md", "exec"), {})

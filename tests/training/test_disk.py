@@ -30,10 +30,10 @@ def test_disk_estimate_adds_best_checkpoint_and_one_being_written():
 
 
 def test_metrics_estimate_grows_with_records_and_seeds():
-    one = estimate("ppo --no-tensorboard").metrics
+    one = estimate("ppo --loggers none").metrics
     assert one == 500 * disk.RECORD_BYTES
-    assert estimate("ppo --no-tensorboard --log-every 512").metrics == 2 * one
-    assert estimate("ppo --no-tensorboard", placement=Placement(num_seeds=3)).metrics == 3 * one
+    assert estimate("ppo --loggers none --log-every 512").metrics == 2 * one
+    assert estimate("ppo --loggers none", placement=Placement(num_seeds=3)).metrics == 3 * one
     assert estimate("ppo").metrics > one
 
 

@@ -59,7 +59,7 @@ class Training:
         (folder / "slow_envs.py").write_text(MODULE, encoding="utf-8")
         self.run_dir = folder / "run"
         options = f"ppo --env slow_envs:{env} --num-envs 1 --total-steps 100k --run-dir {self.run_dir}"
-        options += f" --rollout-length {rollout_length} --hidden-sizes 8 --no-tensorboard"
+        options += f" --rollout-length {rollout_length} --hidden-sizes 8 --loggers none"
         command = [sys.executable, "-u", *(["-c", script] if script else ["-m", "jaxrl_fast.train", *options.split()])]
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -125,7 +125,7 @@ def test_second_sigint_ends_process_during_endless_update(training):
 
 SCRIPT = """
 import jaxrl_fast
-options = dict(num_envs=1, total_steps=100_000, tensorboard=False, run_dir="run")
+options = dict(num_envs=1, total_steps=100_000, loggers=(), run_dir="./run")
 jaxrl_fast.fit(algo="ppo", env="slow_envs:Endless", rollout_length=8, hidden_sizes=(8,), **options)
 """
 

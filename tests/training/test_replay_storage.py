@@ -116,7 +116,7 @@ def test_independent_players_require_device_replay_storage(storage, free):
 
 RUN = ["dqn", "--env", "CartPole-v1", "--learning-starts", "64", "--replay.size", "192"]
 ON_DISK = [*RUN, "--replay.storage", "disk"]
-SHORT = ["--total-steps", "256", "--eval-episodes", "1", "--no-tensorboard"]
+SHORT = ["--total-steps", "256", "--eval-episodes", "1", "--loggers", "none"]
 SHORT += ["--hidden-sizes", "8", "--batch-size", "16"]
 
 

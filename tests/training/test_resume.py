@@ -62,7 +62,7 @@ RUNS = {
     "seeds_in_turn": dict(algo="ppo", devices=2, num_seeds=3, rollout_length=64, num_minibatches=1, hidden_sizes=(8,)),
 }
 SHORT = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
-SHORT |= dict(save_every=300, tensorboard=False, log_level="quiet")
+SHORT |= dict(save_every=300, loggers=(), log_level="quiet")
 
 
 def fit(folder, name="pqn", **options):
@@ -740,7 +740,7 @@ def test_new_run_prints_one_line_when_config_cannot_be_written(tmp_path, monkeyp
 
 def line_of(algo, folder):
     """Return the command line of the same run."""
-    line = f"{algo} --run-dir {folder} --rollout-length 8 --hidden-sizes 8 --no-tensorboard"
+    line = f"{algo} --run-dir {folder} --rollout-length 8 --hidden-sizes 8 --loggers none"
     values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
     return [
         *line.split(),
@@ -891,7 +891,7 @@ def test_env_steps_are_counted_beyond_2_to_the_31(name, tmp_path, monkeypatch):
 def test_divergence_stops_run_with_one_line_error(tmp_path, capsys):
     """Adam's step size equals the learning rate, so parameters of 1e30 overflow at once."""
     folder = tmp_path / "run"
-    command = "pqn --num-envs 8 --total-steps 20k --rollout-length 8 --hidden-sizes 8 --no-tensorboard"
+    command = "pqn --num-envs 8 --total-steps 20k --rollout-length 8 --hidden-sizes 8 --loggers none"
     assert train.main([*command.split(), "--learning-rate", "1e30", "--run-dir", str(folder)]) == 1
     err = capsys.readouterr().err.strip().splitlines()[-1]
     assert err.startswith("error: seed 0: ") and "is not finite at step" in err and "checkpoint" in err

@@ -66,7 +66,7 @@ def toy_agent(num_envs):
 
 def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward):
     """Return the plan of a short run: every episode has 10 steps and return 10."""
-    line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-tensorboard {line}"
+    line = f"ppo --num-envs {num_envs} --eval-episodes 4 --loggers none {line}"
     folder.mkdir()
     settings = load.from_command_line(line.split())
     return planning.Plan(
@@ -182,7 +182,7 @@ def test_run_continues_when_tracking_service_fails(fails, tmp_path, monkeypatch,
 
     calls = {name: (fail if name == fails else lambda *_, **__: None) for name in ("init", "log", "finish")}
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(**calls))
-    trainer.execute(plan(tmp_path / "run", "--wandb"))
+    trainer.execute(plan(tmp_path / "run", "--loggers", "wandb"))
     records, summary = read(tmp_path / "run")
     assert summary["status"] == "done" and len(records) == 6
     err = capsys.readouterr().err
@@ -314,7 +314,7 @@ def test_stop_signals_supports_handlers_of_c_libraries(number, monkeypatch):
 @pytest.mark.slow
 def test_closed_terminal_stops_and_saves_run(tmp_path):
     ours, theirs = pty.openpty()
-    line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--console-every", "0.1", "--run-dir", "run"]
+    line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--console-every", "0.1", "--run-dir", "./run"]
     opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # becomes the controlling terminal
     heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as without nohup
     imported = "from jaxrl_fast import train; from jaxrl_fast.config import cli"
@@ -641,7 +641,7 @@ def test_train_caches_compiled_programs_by_default(line, kept, tmp_path, monkeyp
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     try:
-        assert train.main(f"ppo --num-envs 4 --eval-episodes 4 --no-tensorboard {line}".split()) == 0
+        assert train.main(f"ppo --num-envs 4 --eval-episodes 4 --loggers none {line}".split()) == 0
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
         compilation_cache.reset_cache()
@@ -844,7 +844,7 @@ def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
     assert train.main([*line.split(), "--num-minibatches", "7"]) == 2
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
-    assert train.main([*line.split(), "--run-dir", "taken"]) == 2
+    assert train.main([*line.split(), "--run-dir", "./taken"]) == 2
     with pytest.raises(ValueError, match=r"^dry_run: returns no run"):
         jaxrl_fast.fit("ppo_cartpole", dry_run=True)
 

@@ -115,7 +115,7 @@ def test_concurrent_fits_restore_jax_settings(folder, tmp_path):
             num_epochs=1,
             hidden_sizes=[4],
             compile_cache=seed != 1,
-            tensorboard=False,
+            loggers=(),
             run_dir=str(tmp_path / f"run_{seed}"),
             callbacks=[SimpleNamespace(on_record=on_record)],
         )
