@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_fast import __version__
 from jaxrl_fast.config import help
-from jaxrl_fast.config.parts import read_values
+from jaxrl_fast.config.parts import named, read_values
 from jaxrl_fast.config.sources import from_mapping, tokenize
 from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.utils import devices
@@ -119,7 +119,8 @@ def read(usage: CommandSpec, argv: Sequence[str]) -> tuple[list[str], Any]:
     if any(s.name == "help" for s in written):
         help.print_help(usage_line, textwrap.wrap(usage.description, help.width()), [usage.options()])
         raise SystemExit(0)
-    options = usage.options(**read_values(written, options_of(usage.options), program=usage.program))
+    known = options_of(usage.options)
+    options = usage.options(**read_values(named(written, known, program=usage.program), known))
     if len(words) > usage.max_args:
         raise ValueError(f"unexpected argument {words[usage.max_args]!r}; usage: {usage_line}")
     if len(words) < usage.min_args:
@@ -129,4 +130,5 @@ def read(usage: CommandSpec, argv: Sequence[str]) -> tuple[list[str], Any]:
 
 def from_keywords(options_type: type, given: Mapping[str, Any]) -> Any:
     """Return a dataclass of options from Python's keywords."""
-    return options_type(**read_values(from_mapping(given), options_of(options_type)))
+    known = options_of(options_type)
+    return options_type(**read_values(named(from_mapping(given), known), known))

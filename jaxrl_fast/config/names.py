@@ -76,8 +76,8 @@ def refuse_unknown(
         example = " ".join([program, *map(str, setting.values[:1] or ["ppo"])])
         raise ValueError(f"{setting.origin}: the algorithm is the first argument; use {example}")
     name = positive(setting.name)
-    offered = of_other_parts(known)
-    if paths := complete(name, offered):
+    offered, ours = of_other_parts(known), ELSEWHERE.get(name.rpartition(".")[2].lower(), "")
+    if (paths := complete(name, offered)) and ours not in known:
         of_choice = paths[0].rpartition(".")[0]
         word = next(value_of(record, of_choice) for record in records if of_choice in options_of(record))
         *first, last = offered[paths[0]]
@@ -93,7 +93,6 @@ def refuse_unknown(
     if owners := [path for path, option in known.items() if name in option.parts]:
         raise ValueError(f"{setting.origin}: unknown option; did you mean {owners[0]} {name}?")
     candidates = [*known, *offered, "config"]
-    ours = ELSEWHERE.get(name.rpartition(".")[2].lower(), "")
     alias = f"; did you mean {ours}?" if ours in candidates else ""
     hint = _nearest(name, candidates, cutoff=0.9) or alias or _nearest(name, candidates)
     ending = f"; {program} --help all lists all" if setting.on_command_line else ""

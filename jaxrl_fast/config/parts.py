@@ -89,24 +89,33 @@ def find(
     return setting._replace(name=paths[0])
 
 
-def read_values(
+def named(
     settings: Sequence[Setting],
     known: Mapping[str, Option],
-    before: Mapping[str, Any] | None = None,
     records: Sequence[Any] = (),
     algo: str = "",
     program: str = PROGRAM,
+) -> list[Setting]:
+    """Return settings with the paths of their options, and with each option of a part apart. Raise as `find`."""
+    found, written = [], dict[str, str]()
+    for given in apart(settings, known):
+        setting = find(given, known, records, algo, program)
+        if not given.on_command_line and written.setdefault(setting.name, given.name) != given.name:
+            raise ValueError(f"{given.origin}: given twice, as {written[setting.name]} and {given.name}; keep one")
+        found.append(setting)
+    return found
+
+
+def read_values(
+    settings: Sequence[Setting], known: Mapping[str, Option], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the values of known options by path, over those in `before`. The last setting of an option wins.
+    """Return the values of `named` settings by path, over those in `before`. The last setting of an option wins.
 
     Repeated key=value options accumulate their pairs.
     """
-    values, written = dict(before or {}), dict[str, str]()
-    for given in apart(settings, known):
-        setting = find(given, known, records, algo, program)
+    values = dict(before or {})
+    for setting in settings:
         name, option = setting.name, known[setting.name]
-        if not given.on_command_line and written.setdefault(name, given.name) != given.name:
-            raise ValueError(f"{given.origin}: given twice, as {written[name]} and {given.name}; keep one")
         value = convert(option, setting)
         if setting.on_command_line and option.kind is str and not value.strip() and not option.default:
             raise ValueError(f"{setting.origin}: must not be empty, got {value!r}; give a value or leave it out")

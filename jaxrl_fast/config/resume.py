@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast.config.parts import apart, by_path, find
+from jaxrl_fast.config.parts import by_path, named
 from jaxrl_fast.config.paths import CONFIG, RUNS, SWEEP_FILE
 from jaxrl_fast.config.presets import read_meta, read_run
 from jaxrl_fast.config.settings import (
@@ -41,9 +41,8 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         raise ValueError(f"{origin}: is a part of a sweep; use {SWEEP} --resume {quote(str(folder.parent))}")
     asked = with_algorithm(Request(algo, "", from_file, [], resumed=True), origin)
     before, now = resolve(asked), resolve(asked._replace(given=written))
-    known = now.known
-    for setting in (find(s, known, (now.options, now.agent), now.algo) for s in apart(written, known)):
-        option = known[setting.name]
+    for setting in named(written, now.known, (now.options, now.agent), now.algo):
+        option = now.known[setting.name]
         old, new = before.value(option.name), now.value(option.name)
         new = "auto" if option.name == "num_envs" and now.auto_num_envs else new
         fixed = not option.resumable or option.resumable == "inexact" and before.options.host.exact_resume

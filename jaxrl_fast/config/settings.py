@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast import agents
 from jaxrl_fast.config.convert import convert
-from jaxrl_fast.config.parts import apart, choose, find, known_options, read_values, to_plain, with_values
+from jaxrl_fast.config.parts import choose, known_options, named, read_values, to_plain, with_values
 from jaxrl_fast.config.paths import CONFIG, RUNS, in_folder
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names, one
@@ -123,15 +123,15 @@ def defaults(algo: str) -> tuple[Options, Any]:
 def resolve(asked: Request) -> Settings:
     """Return the settings of a request: given options override the preset's, which override the defaults."""
     of_preset, chosen = values_of_preset(asked)
-    given = choose(chosen, asked.given)
-    known = known_options(given)
+    records = choose(chosen, asked.given)
+    known = known_options(records)
+    given = named(asked.given, known, records, asked.algo)
     values = {path: value for path, value in of_preset.items() if path in known}
-    values = read_values(asked.given, known, values, given, asked.algo)
-    named = {find(s, known, given, asked.algo).name for s in apart(asked.given, known)}
+    values = read_values(given, known, values)
     for name, remedy in REMEDIES.items():
         _check_arguments(name, values.get(name, {}), remedy)
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
-    if not (same or asked.resumed or "solved_threshold" in named):
+    if not (same or asked.resumed or any(s.name == "solved_threshold" for s in given)):
         values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
     if "run_dir" in values:
         values["run_dir"] = in_folder(RUNS, values["run_dir"])
@@ -139,7 +139,7 @@ def resolve(asked: Request) -> Settings:
     if is_auto:
         start = of_preset.get("num_envs", 1)
         values["num_envs"] = 1 if start == "auto" else start
-    options, agent = (with_values(record, values) for record in given)
+    options, agent = (with_values(record, values) for record in records)
     check(options, is_auto)
     return Settings(asked.algo, asked.preset, options, agent, asked.by_default, is_auto)
 
@@ -147,7 +147,8 @@ def resolve(asked: Request) -> Settings:
 def values_of_preset(asked: Request) -> tuple[dict[str, Any], list[Any]]:
     """Return the values of a request's preset by path, and the default records with the parts that it chooses."""
     chosen = choose(defaults(asked.algo), asked.from_preset)
-    return read_values(asked.from_preset, known_options(chosen), {}, chosen, asked.algo), chosen
+    known = known_options(chosen)
+    return read_values(named(asked.from_preset, known, chosen, asked.algo), known), chosen
 
 
 def check(options: Options, is_auto: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast.envs import construct
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.errors import blame, raised_here, why
 from jaxrl_fast.utils.parsing import nearest
 
 if TYPE_CHECKING:
@@ -89,15 +89,16 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
 
 
 def _wrapped(env: "types.Env", name: str) -> "types.Env":
-    """Return the environments with a user's wrapper, a function from Env to Env."""
+    """Return the environments with a user's wrapper, a function from Env to Env. Its exceptions keep their type."""
     from jaxrl_fast.types import Env
 
+    wrapper = importing.attribute(name, f"wrapper {name!r}")
     try:
-        found = importing.attribute(name, f"wrapper {name!r}")(env)
-    except ValueError:
-        raise
+        found = wrapper(env)
     except Exception as error:
-        raise ValueError(f"wrap: {name} failed with {why(error)}{where(error)}") from error
+        if not raised_here(error):
+            blame(error, f"wrap: {name} failed")
+        raise
     if not isinstance(found, Env):
         raise ValueError(f"wrap: {name} must return an Env, got {importing.describe(found)}; return env._replace(...)")
     return found

@@ -109,9 +109,10 @@ def _read_run(folder: Path, which: Which, settings: Settings, env: Env, member: 
         raise ValueError(f"which: must be 'best' or 'last', got {which!r}")
     labels = read_meta(folder / paths.CONFIG).get("members")
     labels = labels or [{"seed": settings.options.seed + i} for i in range(settings.options.num_seeds)]
+    labels = [{name.removeprefix(LABEL): value for name, value in label.items()} for label in labels]
     indices = _member_indices(folder, labels, member)
     own = {name: value for name, value in labels[indices[0]].items() if name != "seed"}
-    settings = settings.replace(**{name.removeprefix(LABEL): value for name, value in own.items()})
+    settings = settings.replace(**own)
     make = partial(_agent, settings, env)
     saved = choose_checkpoint(folder, which, _unneeded(make(1)))
     num_shards = saved.manifest["num_shards"]
@@ -131,7 +132,7 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
     names = [name for name in labels[0] if name != "seed"]
     requested = {}
     for name, value in member.items():
-        full_name = LABEL + name.removeprefix(LABEL).replace("-", "_")
+        full_name = name.removeprefix(LABEL).replace("-", "_")
         if full_name not in names:
             differ = (
                 f"members of {folder} differ in {join_names(names)}"
@@ -154,7 +155,7 @@ def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: M
             raise ValueError(f"member {name}={requested[name]:g}: members of {folder} have {available}")
         if name not in requested and len(values) > 1:
             which = f"{name} ({join_names(map(str, values))})"
-            example = " ".join(f"{n.removeprefix(LABEL)}={requested.get(n, labels[indices[0]][n])}" for n in names)
+            example = " ".join(f"{n}={requested.get(n, labels[indices[0]][n])}" for n in names)
             raise ValueError(f"{folder} has members that differ in {which}; choose one, e.g. member {example}")
     if not indices:
         given = " ".join(f"{name}={value:g}" for name, value in requested.items())

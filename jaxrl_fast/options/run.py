@@ -112,7 +112,7 @@ class Task:
         bounds=COUNT,
         resumable=True,
     )
-    seed: int = option(0, "Random seed; with --num-seeds K, seeds seed..seed+K-1.", bounds=Bounds(0, LAST_SEED))
+    seed: int = option(0, "Random seed; with num_seeds K, seeds seed..seed+K-1.", bounds=Bounds(0, LAST_SEED))
     num_seeds: int = option(1, "Number of seeds to train in one compiled program.", bounds=SIZE, sweepable=False)
     players: Part = choice(
         "auto",

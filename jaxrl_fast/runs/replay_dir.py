@@ -19,7 +19,7 @@ ENDING = ".bin"  # of a buffer's files
 
 
 def chosen(options: Options) -> Path | None:
-    """Return the folder of --replay-dir, or None. Raise ValueError if a new run cannot have its files there."""
+    """Return the folder of replay_dir, or None. Raise ValueError if a new run cannot have its files there."""
     if not options.replay_dir:
         return None
     folder = path_of(options.replay_dir, OPTION).absolute()
@@ -74,7 +74,7 @@ def check_links(run: Path) -> None:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes that the files of a run's replay take, in its folder or in that of --replay-dir."""
+    """Return the bytes that the files of a run's replay take, in its folder or in that of replay_dir."""
     return sum(path.stat().st_size for path in folder.glob(f"{PREFIX}*/*{ENDING}"))
 
 

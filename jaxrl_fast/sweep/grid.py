@@ -15,7 +15,7 @@ from jaxrl_fast.config import load
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.help import print_run_help
 from jaxrl_fast.config.names import positive
-from jaxrl_fast.config.parts import choose, find, known_options, read_values
+from jaxrl_fast.config.parts import choose, find, known_options, named, read_values
 from jaxrl_fast.config.paths import SWEEPS, in_folder
 from jaxrl_fast.config.population import Member, real_numbers
 from jaxrl_fast.config.settings import (
@@ -256,7 +256,7 @@ def _own(written: list[Setting]) -> tuple[SweepOptions, str]:
     for setting in written:
         if setting.name == "resume":
             directory_of(setting, "a sweep directory")
-    values = read_values(written, OWN)
+    values = read_values(named(written, OWN), OWN)
     resume = values.pop("resume", "")
     own = SweepOptions(**values)
     own = dataclasses.replace(own, sweep_dir=in_folder(SWEEPS, own.sweep_dir))

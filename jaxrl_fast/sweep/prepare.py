@@ -21,6 +21,7 @@ from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import files, warnings
+from jaxrl_fast.utils.errors import blamed
 from jaxrl_fast.utils.files import current_folder, path_of
 from jaxrl_fast.utils.importing import name_of
 
@@ -95,7 +96,7 @@ def _validate_first(group: Group, columns: Sequence[str]) -> plan.Plan:
     try:
         return plan.validate_plan(one.settings, one.members)
     except ValueError as error:
-        if "\n" in str(error) or not columns:
+        if "\n" in str(error) or not columns or blamed(error):
             raise
         named = ENV_COLUMNS.intersection(columns) if _is_of_env(error, one) else columns
         which = grid.words(grid.values_of(one, one.members[0], [c for c in columns if c in named]))

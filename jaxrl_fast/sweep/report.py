@@ -148,7 +148,7 @@ def _best_of(
 
 
 def thresholds(sweep: SweepPlan) -> list[float | None]:
-    """Return the distinct values of --solved-threshold."""
+    """Return the distinct values of solved_threshold."""
     return list(dict.fromkeys(group.settings.options.solved_threshold for group in sweep.groups.values()))
 
 

@@ -106,7 +106,7 @@ def _waiting_for_host_pays(settings: Settings) -> bool:
 
 
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
-    """Return the agent of a run of `num_updates` updates. With --overlap the first update has nothing to learn from.
+    """Return the agent of a run of `num_updates` updates. With overlap, the first update has nothing to learn from.
 
     Raises ValueError if the algorithm does not fit the environment or returns no agent.
     """

@@ -1,4 +1,4 @@
-"""Choose the number of environments with the best throughput on this machine, for `--num-envs auto`.
+"""Choose the number of environments with the best throughput on this machine, for num_envs auto.
 
 Counts are doubled, and each is timed with real updates of the agent. The search stops if doubling gains little, memory
 is full, a run would have too few updates, or the time limit is reached.

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 
 from jaxrl_fast import async_rollout, loop
+from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.utils import formatting
 
 
 def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
-    """Return which member diverged and when: "seed 3, agent.gamma 0.9: loss is not finite at step 64k"."""
-    words = ", ".join(f"{name} {value}" for name, value in label.items())
+    """Return which member diverged and when: "seed 3, gamma 0.9: loss is not finite at step 64k"."""
+    words = ", ".join(f"{name.removeprefix(LABEL)} {value}" for name, value in label.items())
     return f"{words}: {problem} at step {formatting.short_number(env_steps)}"
 
 

@@ -84,7 +84,7 @@ class Plan(NamedTuple):
 
 
 def decide_num_envs(settings: Settings) -> Settings:
-    """Return the settings with the best number of environments where --num-envs is auto. Nothing is written."""
+    """Return the settings with the best number of environments where num_envs is auto. Nothing is written."""
     if not settings.auto_num_envs:
         return settings
     check_services(settings.options)

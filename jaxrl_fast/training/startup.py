@@ -34,7 +34,7 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]:
     """Open the host resources of the agent for the context, then print the size of each.
 
-    With --no-keep-replay, the files of a run that is done are deleted once its last checkpoint is on the disk.
+    Without keep_replay, the files of a run that is done are deleted once its last checkpoint is on the disk.
     """
     plan = progress.plan
     try:

@@ -29,7 +29,7 @@ class RunResult(NamedTuple):
 
 
 def write_config(plan: "Plan") -> None:
-    """Write all resolved settings, and list resumes. The file is a preset too: --config runs/NAME/config.yaml."""
+    """Write all resolved settings, and list resumes. The file is a preset too: config runs/NAME/config.yaml."""
     import yaml
 
     path, options = plan.folder / paths.CONFIG, plan.settings.options

@@ -51,6 +51,12 @@ def blamed(error: BaseException) -> str | None:
     return notes[0].removeprefix(BLAME) if notes else None
 
 
+def raised_here(error: BaseException) -> bool:
+    """Return whether this package has raised a ValueError, whose message is for users."""
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError) and frame.filename.startswith(PACKAGE)
+
+
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of an exception without the frames above the user's code."""
     if isinstance(error.__cause__, WorkerTraceback):

@@ -592,6 +592,9 @@ MISTAKES = [
         ["v_min: must be less than v_max (3.0), got 3.0;"],
     ),
     ("sac --target none --tau 0.1", ["tau: target none has no such option, got 0.1; use target average\n"]),
+    ("sac --alpha 0.1", ["alpha: unknown option; did you mean temperature?\n"]),
+    ("sac --replay.alpha 0.1", ["replay.alpha: replay uniform has no such option, got 0.1; use replay prioritized\n"]),
+    ("dqn --alpha 0.1", ["alpha: replay uniform has no such option, got 0.1; use replay prioritized\n"]),
     ("dqn --replay.alpha 0.6", ["replay.alpha: replay uniform has no such option, got 0.6; use replay prioritized\n"]),
     (
         "dqn --value.loss huber --value c51",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import train
 from jaxrl_fast.config import load, resume
-from jaxrl_fast.config.parts import apart, by_path, choose, find, known_options, read_values, to_plain
+from jaxrl_fast.config.parts import apart, by_path, choose, find, known_options, named, read_values, to_plain
 from jaxrl_fast.config.settings import Request, defaults, resolve, to_mapping
 from jaxrl_fast.config.sources import from_mapping, tokenize
 from jaxrl_fast.options import ALGORITHMS
@@ -135,7 +135,8 @@ def test_parts_of_parts_are_chosen_and_named_by_path():
     (chosen,) = choose([Nested()], written)
     assert [*options_of(chosen)] == ["rollout_length", "outer", "outer.inner", "outer.inner.depth"]
     assert value_of(chosen, "outer.inner.depth") == options_of(chosen)["outer.inner.depth"].default == 5
-    assert read_values(written, options_of(chosen))["outer.inner.depth"] == 7
+    known = options_of(chosen)
+    assert read_values(named(written, known), known)["outer.inner.depth"] == 7
     assert configure(Nested, outer="two", inner="deep", depth=7) == replace(chosen, {"outer.inner.depth": 7})
     deep = replace(chosen, {"outer.inner.depth": 7})
     assert to_plain(deep)["outer"] == {"kind": "two", "inner": {"kind": "deep", "depth": 7}}

@@ -14,7 +14,7 @@ from jaxrl_fast.options.declare import configure, options_of, replace, value_of
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.parallel.population import Varied
-from jaxrl_fast.training import plan
+from jaxrl_fast.training import divergence, plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
 from tests.helpers import probes, slow
@@ -141,3 +141,9 @@ def test_member_of_reads_member_label_from_record():
     assert member.label == {"seed": 3, "option.learning_rate": 1e-3}
     record = member.label | {"env_steps": 10, "learning_rate": 5e-4}
     assert member_of(record) == (("seed", 3), ("option.learning_rate", 1e-3))
+
+
+def test_message_about_a_diverged_member_has_the_option_without_a_prefix():
+    member = Member(3, {"learning_rate": 1e-3})
+    said = divergence.describe(member.label, "loss is not finite", 64_000)
+    assert said == "seed 3, learning_rate 0.001: loss is not finite at step 64k"

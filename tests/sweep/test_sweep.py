@@ -485,16 +485,16 @@ def test_load_and_evaluate_select_member_by_values(swept, tmp_path, capsys):
     assert evaluate.main([str(part), *chosen]) == 0
     seeds = [label["seed"] for label in labels if label["option.learning_rate"] == rates[1]]
     out = capsys.readouterr().out
-    assert out.count("seed ") == len(seeds) and f"option.learning_rate={rates[1]:g}" in out
-    assert json.loads((part / "evaluation.json").read_text())["member"] == {"option.learning_rate": rates[1]}
+    assert out.count("seed ") == len(seeds) and f"learning_rate={rates[1]:g}" in out and "option." not in out
+    assert json.loads((part / "evaluation.json").read_text())["member"] == {"learning_rate": rates[1]}
     for member in ({"learning-rate": rates[1]}, f"learning-rate={rates[1]}", [f"option.learning_rate={rates[1]}"]):
         assert jaxrl_fast.load(part, member=member).settings.agent.learning_rate == rates[1]
     for given, words in (
-        ([], "has members that differ in option.learning_rate ("),
+        ([], "has members that differ in learning_rate ("),
         ([], "choose one, e.g. member learning_rate="),
-        (["--member", "learning-rate=0.7"], "member option.learning_rate=0.7: members of"),
+        (["--member", "learning-rate=0.7"], "member learning_rate=0.7: members of"),
         (["--member", "learning-rate=high"], "member learning_rate=high: 'high' is not a number"),
-        (["--member", "learning-rate=1", "option.learning-rate=2"], "member: option.learning_rate is given twice"),
+        (["--member", "learning-rate=1", "option.learning-rate=2"], "member: learning_rate is given twice"),
         (["--member", "gamma=0.7"], "member gamma=0.7: members of "),
     ):
         assert evaluate.main([str(part), *given]) == 2
