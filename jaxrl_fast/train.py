@@ -24,9 +24,11 @@ def prepare(argv: Sequence[str]) -> plan.Plan:
 
 def execute(ready: plan.Plan) -> int:
     """Train, print errors, and return the exit status."""
+    from jaxrl_fast.training import startup  # imports jax
+
     try:
         if ready.settings.options.dry_run:
-            trainer.dry_run(ready)
+            startup.dry_run(ready)
             return 0
         outcome = trainer.execute(ready)
     except MemoryError as error:

@@ -6,10 +6,11 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.config.convert import SWITCHES
 from jaxrl_fast.config.presets import shipped
+from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.config.sources import PROGRAM, SINGULAR, join_names
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import Importable, Option, Period, Seconds, complete, fields_of, options_of, value_of
@@ -29,36 +30,37 @@ NAMES = {
 BRIEF = ("task", "evaluation")  # groups of a run's options that the short help lists
 
 
-def print_run_help(
-    topic: str,
-    algo: str,
-    options: Options,
-    agent: Any,
-    program: str = PROGRAM,
-    says: str = "Train {}.",
-    more: Sequence[Any] = (),
-    without: Sequence[str] = (),
-) -> None:
-    """Print the help of a command that trains, with the values of the records as defaults.
+class RunCommand(NamedTuple):
+    """The help of a command that trains."""
 
-    Raise ValueError for an unknown topic.
+    program: str = PROGRAM
+    says: str = "Train {}."  # what the command does, with the algorithm in braces
+    more: Sequence[Any] = ()  # records of further options, which come first
+    without: Sequence[str] = ()  # names of options that the command does not have
+
+
+TRAIN = RunCommand()
+
+
+def print_run_help(topic: str, settings: Settings, command: RunCommand = TRAIN) -> None:
+    """Print the help of a command that trains, with the values of the settings as defaults.
 
     Args:
         topic: "" for a short list, "all", a group ("output"), or an option or a part by its name ("memory").
-        algo: The algorithm's name.
-        options: The options of the run.
-        agent: The options of the algorithm.
-        program: The command.
-        says: What the command does, with the algorithm in braces.
-        more: Records of further options, which come first.
-        without: Names of options that the command does not have.
+        settings: The settings of the run.
+        command: The command.
+
+    Raises:
+        ValueError: For an unknown topic.
     """
+    options, agent = settings.options, settings.agent
+    program, says, more, without = command
     groups = {title(record): record for record in more}
     groups |= {title(kind): kind for kind in reversed(Options.__bases__)} | {"agent": agent}
     if topic in groups:
         _print_group(topic, groups[topic], options, without)
     elif topic in ("", "all"):
-        _print_intro(algo, program, says)
+        _print_intro(settings.algo, program, says)
         for name, group in groups.items():
             if topic or name in BRIEF or group in (*more, agent):
                 _print_group(name, group, options, without, is_brief=not topic)

@@ -22,7 +22,7 @@ def from_command_line(argv: Sequence[str]) -> Settings:
         return _load(algo, written)
     topic = asked if asked not in ALGORITHMS else ""
     settings = _load(algo or (asked if asked in ALGORITHMS else ""), others)
-    print_run_help(topic, settings.algo, settings.options, settings.agent)
+    print_run_help(topic, settings)
     raise SystemExit(0)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast.config import load
 from jaxrl_fast.config.convert import convert
-from jaxrl_fast.config.help import print_run_help
+from jaxrl_fast.config.help import RunCommand, print_run_help
 from jaxrl_fast.config.names import positive
 from jaxrl_fast.config.parts import choose, find, known_options, named, read_values
 from jaxrl_fast.config.paths import SWEEPS, in_folder
@@ -67,8 +67,7 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
         says += "refers to the whole sweep: given values are added to the sweep (--seed 3,4), "
         says += "and a larger --total-steps extends every run."
         default = resolve(_with_defaults(request(algo, [s for s in written if s.name == "config"])))
-        own = SweepOptions()
-        print_run_help(topic, default.algo, default.options, default.agent, SWEEP, says, [own], ["run_dir"])
+        print_run_help(topic, default, RunCommand(SWEEP, says, [SweepOptions()], ["run_dir"]))
         raise SystemExit(0)
     return expand(algo, written, split_words)
 

@@ -19,7 +19,7 @@ from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import extend, grid, slurm
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
-from jaxrl_fast.training import plan
+from jaxrl_fast.training import checks, plan
 from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.errors import blamed
 from jaxrl_fast.utils.files import current_folder, path_of
@@ -64,7 +64,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
 def _fitting(groups: Sequence[Group], columns: Sequence[str]) -> list[Group]:
     """Return new groups in parts that fit into memory. Raise ValueError for one that is not valid."""
     for group in groups:
-        plan.check_services(group.settings.options)
+        checks.check_services(group.settings.options)
     return [part for group in groups for part in split_to_fit(group, columns)]
 
 
@@ -246,7 +246,7 @@ def _check_can_continue(sweep: SweepPlan) -> None:
     made: list[tuple[Any, Any]] = []
     for name in unfinished(sweep):
         options = sweep.groups[name].settings.options
-        plan.check_devices(options)
+        checks.check_devices(options)
         if (options.env, options.env_options) not in made:
             envs.make(options.env, 1, **options.env_options)
             made.append((options.env, options.env_options))

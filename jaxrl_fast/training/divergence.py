@@ -8,7 +8,10 @@ import numpy as np
 
 from jaxrl_fast import async_rollout, loop
 from jaxrl_fast.config.population import LABEL
+from jaxrl_fast.options import wrap
+from jaxrl_fast.options.run import Options
 from jaxrl_fast.utils import formatting
+from jaxrl_fast.utils.importing import name_of
 
 
 def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
@@ -17,12 +20,14 @@ def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
     return f"{words}: {problem} at step {formatting.short_number(env_steps)}"
 
 
-def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool, quarantine: bool | None = False) -> str:
+def advise(options: Options, last_checkpoint: Path | None, env_is_cause: bool) -> str:
     """Return advice: a lower learning rate, or the wrapper quarantine if the environment is the cause."""
     last = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "there is no checkpoint"
-    cause = f"{env_id} returns NaN or infinite observations or rewards"
-    cause += "" if quarantine or not env_is_cause else "; wrap quarantine resets such an environment"
-    return f"{last}; {cause if env_is_cause else f'try a lower learning rate, unless {cause}'}"
+    cause = f"{name_of(options.env)} returns NaN or infinite observations or rewards"
+    if not env_is_cause:
+        return f"{last}; try a lower learning rate, unless {cause}"
+    hint = "" if wrap.read(options.wrap).quarantine else "; wrap quarantine resets such an environment"
+    return f"{last}; {cause}{hint}"
 
 
 def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:

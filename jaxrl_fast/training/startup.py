@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_fast.loggers.terminal import Console
+from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import replay_dir
@@ -84,3 +84,12 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
         summary.write_config(plan)
     progress.logger = RunLogger(plan, size, env_steps)
     return state
+
+
+def dry_run(plan: Plan) -> None:
+    """Compile the program of a run, and print the resources it would need. Nothing is trained or written."""
+    with contextlib.closing(make_console(plan.settings.options.log_level)) as terminal:
+        console.announce(plan, terminal)
+        open_envs(plan, terminal)
+        compile_program(RunProgress(plan), terminal, None)
+        console.print_dry_run(plan, terminal)

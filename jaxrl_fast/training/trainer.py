@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.loggers.terminal import Console, make_console
-from jaxrl_fast.options import wrap
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
@@ -15,7 +14,6 @@ from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.schedule import Kind
 from jaxrl_fast.training.summary import write_config
 from jaxrl_fast.utils import compile_cache, signals, warnings
-from jaxrl_fast.utils.importing import name_of
 from jaxrl_fast.utils.warnings import print_stderr
 
 if TYPE_CHECKING:
@@ -70,28 +68,11 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
         return trainer.outcome()
 
 
-def dry_run(plan: Plan) -> None:
-    """Compile the program of a run, and print the resources it would need. Nothing is trained or written."""
-    from jaxrl_fast.training import startup
-    from jaxrl_fast.training.progress import RunProgress
-
-    with contextlib.closing(make_console(plan.settings.options.log_level)) as terminal:
-        console.announce(plan, terminal)
-        startup.open_envs(plan, terminal)
-        startup.compile_program(RunProgress(plan), terminal, None)
-        console.print_dry_run(plan, terminal)
-
-
 class Trainer:
     """Carries out the schedule of a compiled run."""
 
     def __init__(
-        self,
-        progress: "RunProgress",
-        program: "Program",
-        state: "TrainState",
-        terminal: Console,
-        callbacks: Sequence[Any] = (),
+        self, progress: "RunProgress", program: "Program", state: "TrainState", terminal: Console, callbacks: Sequence
     ):
         from jaxrl_fast.training import dispatcher
 
@@ -233,9 +214,8 @@ class Trainer:
             return
         of_member = member if len(self.progress.seeds) > 1 else None
         env_is_cause = not (returns_are_finite and divergence.envs_are_finite(self.dispatcher.state, of_member))
-        env_id, quarantine = name_of(self.options.env), wrap.read(self.options.wrap).quarantine
         last = self.checkpoints.last and self.plan.shown(self.checkpoints.last)
-        advice = divergence.advise(env_id, last, env_is_cause, quarantine)
+        advice = divergence.advise(self.options, last, env_is_cause)
         self.progress.failure = self.progress.failure or f"{where}; {advice}"
 
     def record(self, **which: Any) -> None:

@@ -28,7 +28,7 @@ from jaxrl_fast.options.ppo import PPO
 from jaxrl_fast.options.run import OF_RUN, same_env
 from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import grid
-from jaxrl_fast.training import console, plan, trainer
+from jaxrl_fast.training import checks, console, plan, trainer
 from jaxrl_fast.utils import locks, memory, parsing
 
 pytestmark = pytest.mark.unit
@@ -1008,7 +1008,7 @@ def test_announce_warns_of_several_target_updates_per_update(options, is_told, c
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_train_rejects_tracking_service_that_is_not_installed(service, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks.util, "find_spec", lambda name: None)
     assert train.main(["ppo", "--loggers", service]) == 2
     assert f'pip install "jaxrl_fast[{service}]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

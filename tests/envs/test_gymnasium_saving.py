@@ -13,6 +13,7 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs.gymnasium import copying, description, source
+from jaxrl_fast.envs.gymnasium.layout import Recipe
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
@@ -127,8 +128,8 @@ def test_choose_method_accepts_only_copies_that_step_identically(construct, meth
 def test_pool_goes_on_when_state_cannot_be_saved_or_restored(make_pool):
     """It returns the rows of a pool that was not asked for its state."""
     made = source.from_object(Jammed, {}, "")
-    options = ("Jammed", made.maker(render=False), description.describe(made).layout, [1, 2])
-    pool, other = make_pool(*options, copy_method=lambda: "own"), LocalPool(*options)
+    recipe = Recipe("Jammed", made.maker(render=False), description.describe(made).layout)
+    pool, other = make_pool(recipe, [1, 2], lambda: "own"), LocalPool(recipe, [1, 2])
     try:
         np.testing.assert_array_equal(pool.reset(), other.reset())
         saved = pool.get_state()

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_fast.envs import gymnasium_spaces, spaces
 from jaxrl_fast.envs.gymnasium import copying, masks
-from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
+from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, Recipe, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
@@ -58,12 +58,12 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
 
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
     del index
-    env_id, make = described.source.env_id, described.source.maker(config.render)
-    quarantine = bool(config.wrappers.quarantine)
+    source, quarantine = described.source, bool(config.wrappers.quarantine)
+    recipe = Recipe(source.env_id, source.maker(config.render), described.layout, quarantine)
     method = lambda: described.copy_method()[0]
     if not num_workers:
-        return LocalPool(env_id, make, described.layout, seeds, quarantine, method)
-    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.workers.timeout, quarantine, method)
+        return LocalPool(recipe, seeds, method)
+    return WorkerPool(recipe, seeds, method, num_workers=num_workers, timeout_s=config.workers.timeout)
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
@@ -189,7 +189,7 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine:
     if isinstance(action, Box):
         return 0
     noting = _InfoMask(env)
-    Stepper(env_id, lambda: noting, [0], layout, allocate(layout, 1), quarantine=quarantine).reset()
+    Stepper(Recipe(env_id, lambda: noting, layout, quarantine), [0], allocate(layout, 1)).reset()
     return action.num_outputs if noting.has_mask else 0
 
 
@@ -200,7 +200,7 @@ def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float
     Raise ValueError if only steps, and not resets, return an action mask.
     """
     arrays, noting = allocate(layout, 1), _InfoMask(env)
-    stepper = Stepper(env_id, lambda: noting, [0], layout, arrays, quarantine=quarantine)
+    stepper = Stepper(Recipe(env_id, lambda: noting, layout, quarantine), [0], arrays)
     stepper.reset()
     is_part = [leaf.path == ("action_mask",) for leaf in layout.leaves]
     mask = arrays.obs[is_part.index(True)][0] if any(is_part) else arrays.mask[0]

@@ -2,6 +2,7 @@
 
 import mmap
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,15 @@ class Layout(NamedTuple):
     mask_size: int = 0  # entries of the action mask in `info`; 0: there is none
 
 
+class Recipe(NamedTuple):
+    """How the environments of a pool are made, and how their results are checked."""
+
+    env_id: str
+    make: Callable[[], Any]  # of one environment
+    layout: Layout
+    quarantine: bool = False  # numbers that are not finite truncate the episode; otherwise they are an error
+
+
 class Arrays(NamedTuple):
     """The rows of n environments."""
 
@@ -66,6 +76,18 @@ class Arrays(NamedTuple):
     def rows(self, first: int, last: int) -> "Arrays":
         """Return the part of some environments, in the same memory."""
         return Arrays(tuple(x[first:last] for x in self.obs), *(x[first:last] for x in self[1:]))
+
+    def where(self, i: int, first: int = 0) -> str:
+        """Return the place of environment i, for messages. `first` is the number of environment 0 in its pool."""
+        length = int(self.length[i])
+        now = f"step {length}, action {few(self.action[i])}" if length else "reset"
+        return f"environment {first + i}, episode {int(self.episode[i])}, {now}"
+
+
+def few(array: Any) -> str:
+    """Return some numbers in one line."""
+    text = np.array2string(np.asarray(array), precision=4, threshold=6, edgeitems=2, separator=", ")
+    return " ".join(text.split())
 
 
 def allocate(layout: Layout, num_envs: int) -> Arrays:

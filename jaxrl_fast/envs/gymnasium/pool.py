@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxrl_fast.envs.gymnasium import process, worker
 from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
-from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
+from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Recipe, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.process import Worker
-from jaxrl_fast.envs.gymnasium.stepping import Stepper, where
+from jaxrl_fast.envs.gymnasium.stepping import Stepper
 from jaxrl_fast.envs.host.pool import Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import warnings
@@ -40,17 +40,11 @@ class LocalPool:
     """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
 
     def __init__(
-        self,
-        env_id: str,
-        make: Callable[[], Any],
-        layout: Layout,
-        seeds: Sequence[int],
-        quarantine: bool = False,
-        copy_method: Callable[[], Method] = lambda: "pickle",
+        self, recipe: Recipe, seeds: Sequence[int], copy_method: Callable[[], Method] = lambda: "pickle"
     ) -> None:
-        self.layout, self.arrays = layout, allocate(layout, len(seeds))
+        self.layout, self.arrays = recipe.layout, allocate(recipe.layout, len(seeds))
         self.copy_method, self.pending = copy_method, False
-        self.stepper = Stepper(env_id, make, seeds, layout, self.arrays, quarantine=quarantine)
+        self.stepper = Stepper(recipe, seeds, self.arrays)
         try:
             self.stepper.check_distinct(set(IN_USE))
         except EnvFault:
@@ -125,28 +119,27 @@ class WorkerPool:
 
     def __init__(
         self,
-        env_id: str,
-        make: Callable[[], Any],
-        layout: Layout,
+        recipe: Recipe,
         seeds: Sequence[int],
+        copy_method: Callable[[], Method] = lambda: "pickle",
+        *,
         num_workers: int,
         timeout_s: float,
-        quarantine: bool = False,
-        copy_method: Callable[[], Method] = lambda: "pickle",
     ) -> None:
         """Start the workers, and wait until their environments are made.
 
         Raises:
-            ValueError: If `make` cannot be sent to another process.
+            ValueError: If the recipe cannot be sent to another process.
         """
         import cloudpickle
 
+        self.env_id, _, layout, _ = recipe
         try:
-            pickled = cloudpickle.dumps(make)
+            pickled = cloudpickle.dumps(recipe)
         except Exception as error:  # pickling may raise anything
-            problem = f"{env_id} cannot be sent to another process ({why(error)})"
+            problem = f"{self.env_id} cannot be sent to another process ({why(error)})"
             raise ValueError(f"host.workers: {problem}, got {num_workers}; use 0") from error
-        self.env_id, self.layout, self.timeout_s = env_id, layout, timeout_s or None
+        self.layout, self.timeout_s = layout, timeout_s or None
         self.copy_method = copy_method
         self.num_pending = 0  # workers whose step has not been waited for
         self.memory = SharedMemory(num_bytes(layout, len(seeds)))
@@ -155,7 +148,7 @@ class WorkerPool:
         self.workers: list[Worker] = []
         try:
             for first, last in itertools.pairwise(bounds):
-                setup = pickled, env_id, list(seeds[first:last]), layout, len(seeds), first, quarantine
+                setup = pickled, list(seeds[first:last]), len(seeds), first
                 self.workers.append(Worker(self.memory, setup, first, last))
             self._wait(None)  # making an environment may take long
         except BaseException:
@@ -276,7 +269,7 @@ class WorkerPool:
     def _place(self, one: Worker) -> str:
         """Return " in environment 3, episode 2, step 17, action 1" for a worker inside an environment."""
         busy = np.flatnonzero(self.arrays.busy[one.first : one.last])
-        return f" in {where(self.arrays, i := one.first + int(busy[-1]), i)}" if len(busy) else ""
+        return f" in {self.arrays.where(one.first + int(busy[-1]))}" if len(busy) else ""
 
 
 def _raise(pickled: bytes | None, text: str, shown: str, place: str | None) -> NoReturn:

@@ -3,14 +3,14 @@
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from jaxrl_fast.envs.gymnasium import masks
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
-from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Leaf
+from jaxrl_fast.envs.gymnasium.layout import Arrays, Leaf, Recipe, few
 from jaxrl_fast.utils.errors import EnvFault, blame
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
@@ -21,27 +21,16 @@ MAX_REWARD = float(np.finfo(np.float32).max)
 class Stepper:
     """n environments in this process. Their rows are written into arrays."""
 
-    def __init__(
-        self,
-        env_id: str,
-        make: Callable[[], Any],
-        seeds: Sequence[int],
-        layout: Layout,
-        arrays: Arrays,
-        first: int = 0,
-        quarantine: bool = False,
-    ) -> None:
-        """Make the environments. `first` is the index of the first one among all of a pool, for messages.
-
-        With `quarantine`, numbers that are not finite truncate the episode; otherwise they are an error.
-        """
-        self.env_id, self.layout, self.arrays, self.first = env_id, layout, arrays, first
-        self.quarantine = quarantine
+    def __init__(self, recipe: Recipe, seeds: Sequence[int], arrays: Arrays, first: int = 0) -> None:
+        """Make the environments. `first` is the index of the first one among all of a pool, for messages."""
+        self.env_id, make, self.layout, self.quarantine = recipe
+        self.arrays, self.first = arrays, first
         self.warning = ""  # a sentence about the first observation outside its space
         self.has_warned = False
-        self.accepted = [leaf.accepted() for leaf in layout.leaves]
-        is_plain = len(layout.leaves) == 1 and not layout.leaves[0].path and not layout.mask_size
-        self.only_leaf = layout.leaves[0] if is_plain else None  # of observations that are one array
+        self.accepted = [leaf.accepted() for leaf in self.layout.leaves]
+        leaf, *others = self.layout.leaves
+        is_plain = not others and not leaf.path and not self.layout.mask_size
+        self.only_leaf = leaf if is_plain else None  # of observations that are one array
         self.seeds: list[int | None] = list(seeds)  # for the next reset; None: no new seed
         self.ended = [False] * len(seeds)
         self.envs: list[Any] = []
@@ -158,7 +147,7 @@ class Stepper:
 
     def where(self, i: int) -> str:
         """Return "environment 3, episode 2, step 17, action 1"."""
-        return where(self.arrays, i, self.first + i)
+        return self.arrays.where(i, self.first)
 
     def _begin(self, i: int) -> None:
         """Reset environment i."""
@@ -255,7 +244,7 @@ class Stepper:
                         self._truncate(bad)
                     elif bad.any():
                         i = int(np.argmax(bad))
-                        self._fault(i, f"{leaf.name} must be finite", _few(array[i]), REMEDY)
+                        self._fault(i, f"{leaf.name} must be finite", few(array[i]), REMEDY)
             if leaf.low is None or self.has_warned and not leaf.is_index:
                 continue
             outside = (array < leaf.low) | (array > leaf.high)
@@ -291,13 +280,6 @@ class Stepper:
         raise EnvFault(f"{self.env_id}: {problem}, got {got} in {self.where(i)}{remedy}")
 
 
-def where(arrays: Arrays, i: int, number: int) -> str:
-    """Return the place of environment i, named by its number in the pool, for messages."""
-    length = int(arrays.length[i])
-    now = f"step {length}, action {_few(arrays.action[i])}" if length else "reset"
-    return f"environment {number}, episode {int(arrays.episode[i])}, {now}"
-
-
 def _holds(dtype: np.dtype, array: np.ndarray) -> bool:
     """Return whether whole numbers fit into a dtype."""
     if dtype.kind == "b":
@@ -315,9 +297,3 @@ def _got(value: Any) -> str:
         return f"a dict with {', '.join(map(repr, value)) or 'nothing'}"
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) and value.shape else ""
     return f"{type(value).__name__}{shape}" if shape else f"{value!r}"[:80]
-
-
-def _few(array: Any) -> str:
-    """Return some numbers in one line."""
-    text = np.array2string(np.asarray(array), precision=4, threshold=6, edgeitems=2, separator=", ")
-    return " ".join(text.split())

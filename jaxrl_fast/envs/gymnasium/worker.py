@@ -89,15 +89,15 @@ def _end_with_parent() -> None:
 
 def _open(channel: socket.socket, descriptor: int) -> Any:
     """Return a Stepper for this worker's share of the environments."""
-    _, (pickled, env_id, seeds, layout, num_envs, first, quarantine) = receive(channel)
+    _, (pickled, seeds, num_envs, first) = receive(channel)
     import cloudpickle
 
     from jaxrl_fast.envs.gymnasium.layout import SharedMemory, num_bytes
     from jaxrl_fast.envs.gymnasium.stepping import Stepper
 
-    arrays = SharedMemory(num_bytes(layout, num_envs), descriptor).arrays(layout, num_envs)
-    own = arrays.rows(first, first + len(seeds))
-    return Stepper(env_id, cloudpickle.loads(pickled), seeds, layout, own, first, quarantine)
+    recipe = cloudpickle.loads(pickled)
+    arrays = SharedMemory(num_bytes(recipe.layout, num_envs), descriptor).arrays(recipe.layout, num_envs)
+    return Stepper(recipe, seeds, arrays.rows(first, first + len(seeds)), first)
 
 
 def _serve(channel: socket.socket, stepper: Any) -> None:

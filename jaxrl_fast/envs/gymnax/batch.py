@@ -4,29 +4,18 @@ gymnax's own `step` resets within the last step, which hides the terminal observ
 `step_env` and `is_truncated` instead (see `single`) and resets on the step after the last one (see `types.TimeStep`).
 """
 
-import dataclasses
 import functools
-import inspect
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs import spaces
-from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one
-from jaxrl_fast.envs.gymnax.tracing import traced
 from jaxrl_fast.envs.host.config import HostEnvConfig
-from jaxrl_fast.envs.wrappers import frame_skip, players
+from jaxrl_fast.envs.wrappers import players
 from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env, EpisodeScore, Key, PyTree, TimeStep, View
-from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.arguments import coerce, refuse_option
-from jaxrl_fast.utils.errors import where, why
-
-REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
-UNSUPPORTED = {"MNISTBandit-bsuite": "it downloads its images from the internet when it is made"}
 
 
 class Episode(NamedTuple):
@@ -56,59 +45,6 @@ class State(NamedTuple):
     last: jax.Array  # [N] bool: the next step resets; [N, P], if players have separate ends: once all are True
     num_steps: jax.Array  # uint32: steps so far; it may wrap, because no episode lasts 2^32 steps
     resets: ResetBuffer
-
-
-def adapt(
-    source: Any,
-    num_envs: int,
-    options: Mapping[str, Any],
-    env_id: str = "",
-    construct: Callable[..., Any] | None = None,
-) -> Env:
-    """Return N environments from a class, a factory, an instance, or a pair of an instance and its parameters.
-
-    `construct`, if given, is called instead of the class. An object given by its name alone may come from a preset or
-    config.yaml, which must not call arbitrary functions: it is called only if it is a class with gymnax's interface.
-    """
-    if env_id and not construct and is_factory(source):
-        _check_class(env_id, source)
-    env_id = env_id or importing.name_of(source)
-    known, given = arguments(source), _given(env_id, source, options)
-    env = call(env_id, construct or source, given) if is_factory(source) else source
-    env, params = env if isinstance(env, tuple) else (env, None)
-    _check_interface(env_id, env)
-    params = _default_params(env_id, env) if params is None else params
-    rest = {name: value for name, value in options.items() if name not in given}
-    rest, num_skip = frame_skip.take(env_id, rest, _fields(params))
-    env = frame_skip.FrameSkip(env, num_skip) if num_skip > 1 else env
-    ranges = drawn.ranges(env_id, rest, _fields(params))
-    params = _with_options(env_id, params, {name: x for name, x in rest.items() if name not in ranges}, known)
-    single = traced(env_id, env, params, num_envs)
-    frame_skip.check(env_id, single.spec.has_action_mask, num_skip)
-    return batch(_drawing(single, {name: rest[name] for name in ranges}, ranges) if ranges else single, num_envs)
-
-
-def _drawing(single: Single, given: Mapping[str, str], ranges: Mapping[str, drawn.Range]) -> Single:
-    """Return the environment with parameters drawn at each reset."""
-    spec, env = single.spec, drawn.Drawn(single.env, ranges)
-    try:
-        return traced(spec.id, env, single.params, spec.num_envs)
-    except ValueError as error:  # with fixed parameters, tracing has worked
-        written = ", ".join(f"{name}={value}" for name, value in given.items())
-        remedy = "a parameter that decides a shape or a branch in Python must be one value"
-        raise ValueError(f"{spec.id} cannot be made with {written}: {why(error)}; {remedy}") from error
-
-
-def made(source: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Return the environment that a factory makes from the options that are its arguments."""
-    env_id = importing.name_of(source)
-    return call(env_id, source, _given(env_id, source, options))
-
-
-def _given(env_id: str, source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are arguments of a class or a factory, with the types of their defaults."""
-    known = arguments(source)
-    return {name: coerce(env_id, name, options[name], known[name]) for name in options if name in known}
 
 
 def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
@@ -248,56 +184,3 @@ def _where(mask: jax.Array, first: PyTree, second: PyTree) -> PyTree:
 
 def _wrap(like: Key, key_data: jax.Array) -> Key:
     return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(like))
-
-
-def _check_interface(env_id: str, env: Any) -> None:
-    required = (
-        REQUIRED_ATTRIBUTES[1:] if inspect.isclass(env) else REQUIRED_ATTRIBUTES
-    )  # an instance may come with its parameters
-    missing = [name for name in required if inspect.getattr_static(env, name, inspect) is inspect]
-    if missing == ["is_truncated"]:
-        raise ValueError(
-            f"{env_id} lacks is_truncated(state, params) of gymnax's interface; add it in a subclass to return whether "
-            "the time limit is reached (False without one)"
-        )
-    if missing:
-        raise ValueError(
-            f"{env_id} lacks {', '.join(missing)} of gymnax's interface; wrapping `reset` and `step` is not enough"
-        )
-
-
-def _check_class(env_id: str, source: Any) -> None:
-    if not inspect.isclass(source):
-        raise ValueError(
-            f"env: {env_id} must be a class or an instance with gymnax's interface, got a {type(source).__name__}; "
-            "pass a factory from Python: fit(env=make_env)"
-        )
-    _check_interface(env_id, source)
-
-
-def _default_params(env_id: str, env: Any) -> Any:
-    try:
-        return env.default_params
-    except Exception as error:  # environments may raise anything
-        raise ValueError(f"{env_id}: its default_params failed with {why(error)}{where(error)}") from error
-
-
-def _with_options(env_id: str, params: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
-    """Return the environment's parameters with the user's values."""
-    fields = _fields(params)
-    known = (*fields, *arguments)
-    for name in options:
-        if name not in fields:
-            refuse_option(env_id, name, known, OFFERED)
-    values = {name: coerce(env_id, name, value, fields[name]) for name, value in options.items()}
-    if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
-        given = options["max_steps_in_episode"]
-        raise ValueError(f"max_steps_in_episode: must be at least 1 and less than 2^31 for {env_id}, got {given!r}")
-    return drawn.replace(params, values)
-
-
-def _fields(params: Any) -> dict[str, Any]:
-    if hasattr(params, "_asdict"):
-        return params._asdict()
-    named = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
-    return {field.name: getattr(params, field.name) for field in named}
