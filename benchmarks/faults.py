@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast.runs import checkpoint, checkpoint_saver
+from jaxrl_fast.runs import checkpoint, checkpoint_writer
 from jaxrl_fast.utils import files
 
 FILES = (checkpoint.ARRAYS, checkpoint.MANIFEST, checkpoint.SUM)
@@ -37,7 +37,7 @@ KEEP, MAX_DELAY_S = 2, 0.05  # checkpoints that are kept; the longest delay from
 
 def save_forever(parent: Path, number: int, size: int, pipe: int) -> None:
     """Save checkpoints from the next number on. Report each as soon as it is acknowledged."""
-    saver = checkpoint_saver.Saver(parent, KEEP)
+    saver = checkpoint_writer.Writer(parent, KEEP)
     while True:
         number += 1
         score = float(number) if number % 3 == 0 else None
@@ -92,7 +92,7 @@ def kill_processes(parent: Path, num_kills: int, size: int, rng: np.random.Gener
 
 def flip_bits(parent: Path, num_flips: int, rng: np.random.Generator) -> dict[str, Any]:
     """Flip bits, one at a time. Return counts of all flips and of undetected ones."""
-    saver = checkpoint_saver.Saver(parent, KEEP)
+    saver = checkpoint_writer.Writer(parent, KEEP)
     for number in (1, 2):
         arrays, kinds = checkpoint.flatten({"x": np.arange(100) * number, "y": np.ones((3, 5), np.float32)})
         saver.save(saver.folder(number), arrays, {"number": number, "arrays": kinds}, None)

@@ -18,7 +18,8 @@ import side_by_side
 
 from jaxrl_fast.replay import host
 from jaxrl_fast.replay.host import buffer as host_buffer
-from jaxrl_fast.runs import checkpoint_saver
+from jaxrl_fast.runs import checkpoint_writer
+from jaxrl_fast.utils.files import REPLAY
 
 NUM_ENVS, NUM_BYTES, ROWS = 8, 84 * 84, 64
 
@@ -45,9 +46,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as name:
         run = Path(name)
         (run / "checkpoints").mkdir()
-        resource = host.resource(made, host.NAME)
+        resource = host.resource(made, REPLAY)
         resource.open(run / resource.name)
-        saver = checkpoint_saver.Saver(run / "checkpoints", 2, (resource,))
+        saver = checkpoint_writer.Writer(run / "checkpoints", 2, (resource,))
         add(num_rows * NUM_ENVS)
         for i in range(args.saves + 1):
             start = time.perf_counter()

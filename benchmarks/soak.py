@@ -39,7 +39,7 @@ import numpy as np
 import side_by_side
 
 import jaxrl_fast
-from jaxrl_fast.training import checkpointer, dispatcher
+from jaxrl_fast.training import checkpoint_manager, dispatcher
 from jaxrl_fast.utils import devices
 
 devices.configure_cpu_devices(1)
@@ -74,7 +74,7 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self):
         """Record trainings that run within this context."""
-        save, submit = checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit
+        save, submit = checkpoint_manager.CheckpointManager.save, dispatcher.Dispatcher.submit
 
         def noted_save(keeper, *args):
             self.times.append(time.perf_counter())
@@ -93,11 +93,11 @@ class Recorder:
             self.compiled_later += bool(self.times) and event.endswith("backend_compile_duration")
 
         jax.monitoring.register_event_duration_secs_listener(listen)
-        checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit = noted_save, noted_submit
+        checkpoint_manager.CheckpointManager.save, dispatcher.Dispatcher.submit = noted_save, noted_submit
         try:
             yield
         finally:
-            checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit = save, submit
+            checkpoint_manager.CheckpointManager.save, dispatcher.Dispatcher.submit = save, submit
             jax.monitoring.unregister_event_duration_listener(listen)
 
 
@@ -233,7 +233,7 @@ def train_in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
 
     The child waits for a message at the start, and again at each checkpoint.
     """
-    save, began = checkpointer.CheckpointManager.save, (0.0, 0.0)
+    save, began = checkpoint_manager.CheckpointManager.save, (0.0, 0.0)
 
     def waiting_save(*args):
         nonlocal began
@@ -242,7 +242,7 @@ def train_in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
         began = time.perf_counter(), time.process_time()
         return save(*args)
 
-    checkpointer.CheckpointManager.save = waiting_save
+    checkpoint_manager.CheckpointManager.save = waiting_save
     pipe.recv()
     train(algo, num_checkpoints, folder)
 

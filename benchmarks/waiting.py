@@ -23,9 +23,9 @@ from jax.experimental import io_callback
 
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
-from jaxrl_fast.host import AsyncPools, HostEnv
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Env
+from jaxrl_fast.types.host import AsyncPools, HostEnv
 
 ANSWER_S = 0.01
 CONFIG = configure(ppo.Config, rollout_length=64, num_minibatches=4, num_epochs=8, hidden_sizes=(512, 512))

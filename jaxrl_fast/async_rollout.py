@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.host import AsyncPools
 from jaxrl_fast.rollout import Actors, Policy, as_rollout, follow, policy_input, reset, scores_of
 from jaxrl_fast.types import Agent, Array, Decision, Env, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types.host import AsyncPools
 from jaxrl_fast.utils.random import key_of_seed
 
 

@@ -17,11 +17,11 @@ from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.config.sources import PROGRAM, join_names
-from jaxrl_fast.host import AtariProtocol
 from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
+from jaxrl_fast.types.host import AtariProtocol
 from jaxrl_fast.utils import devices, warnings
 from jaxrl_fast.utils.files import current_folder, inside
 from jaxrl_fast.utils.formatting import counted

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxrl_fast.host import HostResource
 from jaxrl_fast.options.replay import Prioritized as PrioritizedOptions
 from jaxrl_fast.options.replay import Uniform as UniformOptions
 from jaxrl_fast.parallel import collectives
@@ -23,6 +22,7 @@ from jaxrl_fast.replay.ring import Ring
 from jaxrl_fast.replay.ring import Sample as Sample
 from jaxrl_fast.rl.off_policy import Draws as Draws
 from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
+from jaxrl_fast.types.host import HostResource
 
 MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.host import HostResource
 from jaxrl_fast.types import PyTree
+from jaxrl_fast.types.host import HostResource
 
 Place = tuple[Array, Array]  # rows and environments of frames, int32, of shapes that broadcast
 

@@ -10,7 +10,7 @@
 A checkpoint is written to a temporary folder, synced and then renamed, so it is complete once it has its final name.
 Reading verifies SHA-256 checksums, and the newest checkpoint that is intact is loaded. Reading executes nothing: arrays
 are bytes with a shape, and the rest is JSON. Some of the bytes may be pickled Python environments, which are unpickled
-when the run is resumed, and only then (`training.checkpointer`).
+when the run is resumed, and only then (`training.checkpoint_manager`).
 """
 
 import contextlib

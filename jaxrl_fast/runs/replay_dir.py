@@ -10,12 +10,10 @@ from pathlib import Path
 
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.options.run import Options
-from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.files import REPLAY, REPLAY_ENDING, path_of
 from jaxrl_fast.utils.locks import LOCK
 
 OWNER, OPTION = "replay-of.txt", "replay_dir"
-PREFIX = "replay"  # of the folders of a run's replay buffers, one for each shard
-ENDING = ".bin"  # of a buffer's files
 
 
 def chosen(options: Options) -> Path | None:
@@ -59,7 +57,7 @@ def link(run: Path, folder: Path | None, names: Sequence[str]) -> None:
 
 def links(run: Path) -> list[Path]:
     """Return the links of a run to the folders of its replay."""
-    return [path for path in sorted(run.glob(f"{PREFIX}*")) if path.is_symlink()]
+    return [path for path in sorted(run.glob(f"{REPLAY}*")) if path.is_symlink()]
 
 
 def check_links(run: Path) -> None:
@@ -75,7 +73,7 @@ def check_links(run: Path) -> None:
 
 def size(folder: Path) -> int:
     """Return the bytes that the files of a run's replay take, in its folder or in that of replay_dir."""
-    return sum(path.stat().st_size for path in folder.glob(f"{PREFIX}*/*{ENDING}"))
+    return sum(path.stat().st_size for path in folder.glob(f"{REPLAY}*/*{REPLAY_ENDING}"))
 
 
 def delete(run: Path, names: Sequence[str]) -> int:
@@ -83,7 +81,7 @@ def delete(run: Path, names: Sequence[str]) -> int:
     num_bytes = size(run)
     for path in (run / name for name in names):
         folder = path.resolve()
-        for file in folder.glob(f"*{ENDING}"):
+        for file in folder.glob(f"*{REPLAY_ENDING}"):
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the folder has other files, from the user
             folder.rmdir()

@@ -11,7 +11,7 @@ from jaxrl_fast.config.population import in_line
 from jaxrl_fast.metrics.tracker import MetricsTracker
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, disk, run_logger
-from jaxrl_fast.training.checkpointer import CheckpointManager
+from jaxrl_fast.training.checkpoint_manager import CheckpointManager
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.summary import RunResult, summarize

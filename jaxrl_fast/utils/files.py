@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ASIDE = ".writing-"  # prefix of temporary files and folders
+REPLAY, REPLAY_ENDING = "replay", ".bin"  # of a run's replay: begins the names of folders, and ends those of files
 
 
 def replace(path: Path, text: str) -> None:

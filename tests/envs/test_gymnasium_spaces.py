@@ -8,8 +8,9 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from jaxrl_fast import envs
-from jaxrl_fast.envs import gymnasium_spaces, spaces
+from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
+from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 
 LOCAL = HostEnvConfig((0, 0, 0), workers=Workers(0))

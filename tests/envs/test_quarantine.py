@@ -14,10 +14,10 @@ import jaxrl_fast
 from jaxrl_fast import async_rollout, envs, rollout
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.envs.wrappers import quarantine, time_limit
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.replay import ring
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, Transition, View
+from jaxrl_fast.types.host import HostEnv
 from tests.helpers import probes
 from tests.helpers.gym_envs import Walk
 from tests.helpers.runs import records

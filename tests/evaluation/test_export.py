@@ -21,11 +21,11 @@ from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.kernels import build
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import fields_of, options_of, value_of
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, PolicyInput
+from jaxrl_fast.types.host import HostEnv
 from tests.helpers import slow
 
 onnx = pytest.importorskip("onnx")

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast import rollout
-from jaxrl_fast.host import AsyncPools, HostEnv
 from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
+from jaxrl_fast.types.host import AsyncPools, HostEnv
 
 GAMMA = 0.9
 QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run

@@ -53,7 +53,7 @@ FILES = [
     "evaluation/episodes.py",
     "evaluation/policy.py",
     "training/calibrate.py",
-    "training/checkpointer.py",
+    "training/checkpoint_manager.py",
     "training/evaluator.py",
     "sweep/report.py",
     "sweep/table.py",
@@ -72,7 +72,7 @@ NEAREST = {  # for modules without tests/FOLDER/test_MODULE.py
     "rollout.py": ["test_loop.py"],
     "sweep/": ["sweep/test_sweep.py"],
     "utils/arguments.py": ["envs/test_spaces.py", "envs/test_gymnax.py"],
-    "training/checkpointer.py": ["training/test_resume.py"],
+    "training/checkpoint_manager.py": ["training/test_resume.py"],
 }
 CONTROL_LIMIT_S = 300
 NUM_FIRST = 8  # tests of a mutant that are run before the others are collected

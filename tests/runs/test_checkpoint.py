@@ -29,7 +29,7 @@ from hypothesis import given
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import __version__
-from jaxrl_fast.runs import checkpoint, checkpoint_saver
+from jaxrl_fast.runs import checkpoint, checkpoint_writer
 from jaxrl_fast.utils import files
 
 pytestmark = pytest.mark.unit
@@ -548,9 +548,9 @@ def test_full_disk_keeps_older_checkpoints(tmp_path):
 import json, os, resource, sys
 from pathlib import Path
 import numpy as np
-from jaxrl_fast.runs import checkpoint_saver
+from jaxrl_fast.runs import checkpoint_writer
 
-saver = checkpoint_saver.Saver(Path(sys.argv[1]), keep=2)
+saver = checkpoint_writer.Writer(Path(sys.argv[1]), keep=2)
 def save(number, num_bytes, text):
     saver.save(saver.folder(number), {"x": np.zeros(num_bytes, np.uint8)}, {"number": number, "text": text}, None)
     first, second = saver.wait(), saver.wait()
@@ -581,7 +581,7 @@ save(5, 0, "")
 def test_saver_reports_folder_that_cannot_be_created(tmp_path):
     """A file is in the way, and must be kept."""
     (tmp_path / "file").write_text("text")
-    saver = checkpoint_saver.Saver(tmp_path / "file" / "checkpoints", 1)
+    saver = checkpoint_writer.Writer(tmp_path / "file" / "checkpoints", 1)
     saver.save(saver.folder(1), {}, {}, {})
     assert saver.wait() == "a checkpoint could not be written (Not a directory); none has been saved yet"
     assert saver.last is None and saver.num_written == 0
@@ -600,7 +600,7 @@ def put(saver, number, score=None):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_saver_reports_error_once_and_continues(name, tmp_path, monkeypatch):
-    saver = checkpoint_saver.Saver(tmp_path, 3)
+    saver = checkpoint_writer.Writer(tmp_path, 3)
     assert not saver.wait()
     assert not put(saver, 1)
     with monkeypatch.context() as patch:
@@ -624,7 +624,7 @@ def test_saver_reports_error_once_and_continues(name, tmp_path, monkeypatch):
 )
 def test_saver_keeps_checkpoint_if_cleanup_fails(name, what, tmp_path, monkeypatch):
     """Let marking the best one, or removing an old one, fail; the next save repeats it."""
-    saver = checkpoint_saver.Saver(tmp_path, 1)
+    saver = checkpoint_writer.Writer(tmp_path, 1)
     assert not put(saver, 1, 1)
     with monkeypatch.context() as patch:
         fail(patch, Path, name, False, 1 if name == "replace" else 2, NO_ROOM)
@@ -638,7 +638,7 @@ def test_saver_keeps_checkpoint_if_cleanup_fails(name, what, tmp_path, monkeypat
 def test_saver_saves_in_background(tmp_path, monkeypatch):
     slow, sync = threading.Event(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (slow.wait(2), sync(file)))
-    saver = checkpoint_saver.Saver(tmp_path, 1)
+    saver = checkpoint_writer.Writer(tmp_path, 1)
     assert not saver.busy
     saver.save(saver.folder(1), {"x": np.zeros(3)}, {}, None)
     assert saver.busy and checkpoint.newest(tmp_path) == (None, [])
@@ -652,7 +652,7 @@ def test_saver_saves_in_background(tmp_path, monkeypatch):
 @pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("bests", [(), (0,), (2, 3), (1, 6)])
 def test_saver_keeps_newest_and_best(keep, bests, tmp_path):
-    saver, written, best = checkpoint_saver.Saver(tmp_path, keep), [], None
+    saver, written, best = checkpoint_writer.Writer(tmp_path, keep), [], None
     for i in range(8):
         folder = saver.folder(100 * i)
         best = folder if i in bests else best
@@ -672,7 +672,7 @@ def test_saver_removes_leftovers_of_crash(two):
         (parent / f"{files.ASIDE}{name}" / "more").mkdir(parents=True)
         (parent / f"{files.ASIDE}{name}" / checkpoint.ARRAYS).write_text("half")
     assert checkpoint.newest(parent)[1] == []
-    checkpoint_saver.Saver(parent, 1).remove_leftovers()
+    checkpoint_writer.Writer(parent, 1).remove_leftovers()
     assert names(parent) == [checkpoint.BEST, *(path.name for path in two)]
     assert_whole(two[0], 5)
     assert_whole(two[1], 7)
@@ -691,7 +691,7 @@ def test_saver_writes_despite_leftovers(two):
 
 
 def test_folders_are_ordered_by_step(tmp_path):
-    saver = checkpoint_saver.Saver(tmp_path, 1)
+    saver = checkpoint_writer.Writer(tmp_path, 1)
     steps = [0, 5, 10, 99, 2**31, 2**32 + 1, 10**11, 10**12 - 1]
     for number in np.random.default_rng(0).permutation(steps):
         saver.folder(int(number)).mkdir()
@@ -755,7 +755,7 @@ def test_best_ignores_invalid_file(content, tmp_path):
 
 
 def test_mark_best_replaces_invalid_file(tmp_path):
-    saver = checkpoint_saver.Saver(tmp_path, 1)
+    saver = checkpoint_writer.Writer(tmp_path, 1)
     for number, content in enumerate(GARBAGE):
         (tmp_path / checkpoint.BEST).write_bytes(content)
         assert not put(saver, 10 + number)
@@ -810,10 +810,10 @@ NURSERY = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from jaxrl_fast.runs import checkpoint_saver
+from jaxrl_fast.runs import checkpoint_writer
 
 def save_for_ever(number):
-    saver = checkpoint_saver.Saver(Path(sys.argv[1]), keep=2)
+    saver = checkpoint_writer.Writer(Path(sys.argv[1]), keep=2)
     saver.remove_leftovers()
     while True:
         number += 1
@@ -871,5 +871,5 @@ def test_saved_checkpoint_survives_sigkill(tmp_path):
             assert not marked or checkpoint.read(checkpoint.best(tmp_path)).manifest["number"] >= marked
     assert len(told) > NUM_KILLS
     (tmp_path / f"{files.ASIDE}step-000000009999").mkdir(exist_ok=True)
-    checkpoint_saver.Saver(tmp_path, 2).remove_leftovers()
+    checkpoint_writer.Writer(tmp_path, 2).remove_leftovers()
     assert not list(tmp_path.glob(f"{files.ASIDE}step*"))

@@ -22,7 +22,6 @@ import jaxrl_fast
 from jaxrl_fast import evaluate
 from jaxrl_fast.config import load
 from jaxrl_fast.config.population import Member, by_member
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.parallel import placement
 from jaxrl_fast.plotting import sweep_figures
 from jaxrl_fast.runs import checkpoint, files
@@ -30,6 +29,7 @@ from jaxrl_fast.sweep import __main__, directory, grid, prepare, runner, slurm, 
 from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.training import memory, trainer
+from jaxrl_fast.types.host import HostEnv
 from jaxrl_fast.utils import devices, locks, signals
 from tests.helpers.sweeps import TINY, Pretence
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.training import evaluator as playing
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, EpisodeScore, TimeStep
+from jaxrl_fast.types.host import HostEnv
 from jaxrl_fast.utils.random import key_of_seed
 
 

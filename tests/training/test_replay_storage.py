@@ -9,8 +9,7 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import train
 from jaxrl_fast.config import load
-from jaxrl_fast.replay import host
-from jaxrl_fast.replay.host import codec, journal
+from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory, plan, replay_storage
 from jaxrl_fast.utils.memory import nbytes
@@ -170,7 +169,3 @@ def test_replay_dir_holds_files_of_one_run(tmp_path, capsys):
     assert "deleted the files of the replay" in capsys.readouterr().out
     assert [*folder.iterdir()] == [] and not (run / "replay").is_symlink()
     assert jaxrl_fast.load(run, which="last").env_steps == 320
-
-
-def test_replay_file_names_match_journal():
-    assert (replay_dir.PREFIX, replay_dir.ENDING) == (host.NAME, journal.ENDING)

@@ -27,9 +27,9 @@ from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.plotting import run_curve
-from jaxrl_fast.runs import checkpoint, checkpoint_saver, directory, fingerprint
+from jaxrl_fast.runs import checkpoint, checkpoint_writer, directory, fingerprint
 from jaxrl_fast.runs.files import mark_running, read_summary
-from jaxrl_fast.training import checkpointer, dispatcher, evaluator, progress, trainer
+from jaxrl_fast.training import checkpoint_manager, dispatcher, evaluator, progress, trainer
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.utils import locks
 from tests.helpers import slow
@@ -215,7 +215,7 @@ def test_failed_restore_leaves_summary_and_config_unchanged(tmp_path, unbroken, 
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(checkpointer.CheckpointManager, "restore", fail)
+    monkeypatch.setattr(checkpoint_manager.CheckpointManager, "restore", fail)
     with pytest.raises(MemoryError):
         fit(folder, resume=str(folder), total_steps=2400)
     assert read() == before
@@ -713,14 +713,14 @@ def test_run_continues_when_checkpoints_cannot_be_written(tmp_path, monkeypatch,
             raise OSError(28, "No space left on device")
         write(path, arrays, manifest)
 
-    monkeypatch.setattr(checkpoint_saver, "write", no_room)
+    monkeypatch.setattr(checkpoint_writer, "write", no_room)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
     assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["num_checkpoints"] == 1
     assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
     assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
-    monkeypatch.setattr(checkpoint_saver, "write", write)
+    monkeypatch.setattr(checkpoint_writer, "write", write)
     complete = records(folder)
     again = fit(folder, resume=str(folder))  # from the first checkpoint
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
@@ -753,7 +753,7 @@ import resource, signal, sys
 from jaxrl_fast import train
 from jaxrl_fast.config import cli
 from jaxrl_fast.config import paths
-from jaxrl_fast.runs import checkpoint, checkpoint_saver
+from jaxrl_fast.runs import checkpoint, checkpoint_writer
 write, left = checkpoint.write, [2]
 
 def write_then_no_room(*args):  # after the second checkpoint no file may grow beyond what metrics.jsonl has by then
@@ -763,7 +763,7 @@ def write_then_no_room(*args):  # after the second checkpoint no file may grow b
         size = (args[0].parents[1] / paths.METRICS).stat().st_size + 100
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-checkpoint_saver.write = write_then_no_room
+checkpoint_writer.write = write_then_no_room
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.stdout = sys.stderr = open("/dev/full", "w")
 cli.start(lambda: train.main(sys.argv[1:]))
@@ -789,7 +789,7 @@ NO_RIGHT = """
 import sys
 from jaxrl_fast import train
 from jaxrl_fast.config import cli
-from jaxrl_fast.runs import checkpoint, checkpoint_saver
+from jaxrl_fast.runs import checkpoint, checkpoint_writer
 write, left = checkpoint.write, [2]
 
 def write_then_lose_the_right(*args):  # after the second checkpoint, to both folders
@@ -799,7 +799,7 @@ def write_then_lose_the_right(*args):  # after the second checkpoint, to both fo
         for folder in (args[0].parent, args[0].parents[1]):
             folder.chmod(0o500)
 
-checkpoint_saver.write = write_then_lose_the_right
+checkpoint_writer.write = write_then_lose_the_right
 cli.start(lambda: train.main(sys.argv[1:]))
 """
 DROP_RIGHT = """

@@ -26,7 +26,6 @@ import jaxrl_fast
 from jaxrl_fast import evaluate, train, video
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import __main__ as envs_command
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.kernels import build
 from jaxrl_fast.loggers import jsonl, terminal
 from jaxrl_fast.parallel import program
@@ -37,6 +36,7 @@ from jaxrl_fast.training import console, dispatcher, evaluator, trainer
 from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.types import Agent, Decision
+from jaxrl_fast.types.host import HostEnv
 from jaxrl_fast.utils import compile_cache, devices, locks, signals
 from tests.helpers import probes, run_chunks_by, slow
 

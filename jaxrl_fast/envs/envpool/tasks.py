@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.envs.envpool import opengl, probe, qt
-from jaxrl_fast.envs.gymnasium_spaces import action_space, as_tree, encode, is_channel_first_image
+from jaxrl_fast.envs.gymnasium.spaces import action_space, as_tree, encode, is_channel_first_image
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.pool import PoolSpec
 from jaxrl_fast.types import EnvSpec, PyTree

@@ -9,8 +9,8 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.envs import gymnasium_spaces, spaces
 from jaxrl_fast.envs.gymnasium import copying, masks
+from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, Recipe, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
@@ -19,6 +19,7 @@ from jaxrl_fast.envs.host.bridge import choose_bridge
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.env import make_env
 from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
+from jaxrl_fast.envs.spaces import allowed
 from jaxrl_fast.envs.wrappers import frame_skip
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
 from jaxrl_fast.utils.devices import num_cores
@@ -144,7 +145,7 @@ def _without_mask(raw: dict[str, Any]) -> PyTree:
 
 
 def _allowed(action: Discrete | MultiDiscrete, mask: Callable[[PyTree], PyTree], raw: PyTree) -> jax.Array:
-    return spaces.allowed(action, mask(raw))
+    return allowed(action, mask(raw))
 
 
 def _layout(tree: PyTree, action: Any) -> Layout:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from jaxrl_fast.envs import construct, gymnasium_spaces
+from jaxrl_fast.envs import construct
+from jaxrl_fast.envs.gymnasium import spaces
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.utils import importing
@@ -61,8 +62,8 @@ class Source(NamedTuple):
         env = self.make()
         space = env.observation_space
         env.close()
-        frames = image.check(self.env_id, self.frame_options, gymnasium_spaces.seen(space))
-        first = gymnasium_spaces.is_channel_first_image(space.shape, space.dtype)
+        frames = image.check(self.env_id, self.frame_options, spaces.seen(space))
+        first = spaces.is_channel_first_image(space.shape, space.dtype)
         return self._replace(changes=dict(gray=frames.gray, size=frames.resize, channels_first=first))
 
 

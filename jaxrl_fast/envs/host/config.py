@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from jaxrl_fast.host import AtariProtocol
 from jaxrl_fast.options.wrap import Wrappers as Wrappers
+from jaxrl_fast.types.host import AtariProtocol
 
 
 class Shard(NamedTuple):

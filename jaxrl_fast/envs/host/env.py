@@ -13,9 +13,9 @@ import numpy as np
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
-from jaxrl_fast.host import AsyncPools, HostEnv
 from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
 from jaxrl_fast.types import Env, EpisodeScore, Key, Parallelism, PyTree, TimeStep, View
+from jaxrl_fast.types.host import AsyncPools, HostEnv
 
 
 class State(NamedTuple):

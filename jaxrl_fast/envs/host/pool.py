@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig
-from jaxrl_fast.host import AtariProtocol
 from jaxrl_fast.types import EnvSpec, PyTree
+from jaxrl_fast.types.host import AtariProtocol
 
 
 class Row(NamedTuple):

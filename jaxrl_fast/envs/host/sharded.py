@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from jaxrl_fast.envs.wrappers.wrapper import with_pools
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.types import Env
+from jaxrl_fast.types.host import HostEnv
 
 
 def join(parts: Sequence[Env], axis_name: str) -> Env:

@@ -17,7 +17,7 @@ import numpy as np
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_fast.envs.gymnasium_spaces import encode
+from jaxrl_fast.envs.gymnasium.spaces import encode
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.env import Bridge, callback_bridge, make_env
 from jaxrl_fast.envs.host.pool import LazyPool, PoolSpec, Row, num_envs_per_pool

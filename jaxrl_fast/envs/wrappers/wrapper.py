@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.async_rollout import pools_of
-from jaxrl_fast.host import HostEnv
 from jaxrl_fast.types import Array, Env, Key, PyTree, TimeStep, View
+from jaxrl_fast.types.host import HostEnv
 
 Follow = Callable[[PyTree, TimeStep], tuple[PyTree, TimeStep]]  # (memory [n, ...], time step) to the next ones
 

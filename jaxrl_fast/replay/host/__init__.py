@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.host import HostResource
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.replay.host.buffer import HostBuffer, Shape
 from jaxrl_fast.replay.store import Batches, FrameStore, Place
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Parallelism, PyTree
+from jaxrl_fast.types.host import HostResource
+from jaxrl_fast.utils.files import REPLAY
 
-NAME = "replay"  # of the folder in a run's folder
 MAX_AT_ONCE = 2**20  # bytes of all batches of an update, up to which one call costs less than threads
 
 
@@ -45,7 +45,7 @@ def host_store(
         put=lambda handle, first_row, frames: on_caller(_put, handle, first_row, to_bytes(frame, frames)),
         get=lambda handle, places: _split(_get(on_caller, frame, handle, _one_batch(places), None)),
         get_ahead=partial(_get_ahead, on_caller, frame, num_bytes),
-        resources=tuple(resource(buffer, f"{NAME}-{i}" if several else NAME) for i, buffer in enumerate(buffers)),
+        resources=tuple(resource(buffer, f"{REPLAY}-{i}" if several else REPLAY) for i, buffer in enumerate(buffers)),
     )
 
 

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.utils.files import sync
+from jaxrl_fast.utils.files import REPLAY_ENDING, sync
 
-ENDING = ".bin"
 LENGTH = struct.Struct("<I")
 
 
@@ -188,14 +187,14 @@ class Journal:
             segment.close()
 
     def _create(self) -> Segment:
-        path = self.folder / f"{self.next_number:08d}{ENDING}"
+        path = self.folder / f"{self.next_number:08d}{REPLAY_ENDING}"
         self.next_number += 1
         segment = Segment(path)
         segment.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return segment
 
     def _files(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if path.suffix == ENDING and path.stem.isdecimal()]
+        return [path for path in self.folder.iterdir() if path.suffix == REPLAY_ENDING and path.stem.isdecimal()]
 
 
 def _record(blocks: Sequence[Any]) -> bytes:

@@ -10,12 +10,12 @@ import jax
 from jax import Array as Array  # exported for other modules
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast.host import AsyncPools, AtariProtocol, HostEnv, HostResource
-from jaxrl_fast.host import PyTree as PyTree
-from jaxrl_fast.spaces import Box as Box
-from jaxrl_fast.spaces import Discrete as Discrete
-from jaxrl_fast.spaces import MultiDiscrete as MultiDiscrete
-from jaxrl_fast.spaces import Space as Space
+from jaxrl_fast.types.host import AsyncPools, AtariProtocol, HostEnv, HostResource
+from jaxrl_fast.types.host import PyTree as PyTree
+from jaxrl_fast.types.spaces import Box as Box
+from jaxrl_fast.types.spaces import Discrete as Discrete
+from jaxrl_fast.types.spaces import MultiDiscrete as MultiDiscrete
+from jaxrl_fast.types.spaces import Space as Space
 
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"

@@ -1,4 +1,4 @@
-"""Write checkpoints in a thread while training continues."""
+"""Write checkpoints in a thread while training continues, and remove old ones."""
 
 import shutil
 import threading
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.host import HostResource
 from jaxrl_fast.runs.checkpoint import (
     PREFIX,
     RESOURCES,
@@ -20,11 +19,12 @@ from jaxrl_fast.runs.checkpoint import (
     step_of,
     write,
 )
+from jaxrl_fast.types.host import HostResource
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.files import ASIDE
 
 
-class Saver:
+class Writer:
     """A writer of checkpoints, one at a time and in a thread, that keeps the newest `keep` and the best one.
 
     If writing fails, older checkpoints stay and `wait` returns the error message.

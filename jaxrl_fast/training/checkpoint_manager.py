@@ -13,7 +13,7 @@ from jaxrl_fast.config import settings
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel.program import Program
-from jaxrl_fast.runs import checkpoint, checkpoint_saver, fingerprint
+from jaxrl_fast.runs import checkpoint, checkpoint_writer, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Env
 from jaxrl_fast.utils import warnings
@@ -35,7 +35,7 @@ class CheckpointManager:
     def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
         self.plan, self.tracker = plan, metrics
-        self.saver = checkpoint_saver.Saver(
+        self.writer = checkpoint_writer.Writer(
             plan.folder / CHECKPOINTS, options.keep_checkpoints, plan.agent.learning.resources
         )
         self.every_steps, seconds = parse_period(str(options.save_every))
@@ -47,20 +47,20 @@ class CheckpointManager:
     @property
     def last(self) -> Path | None:
         """Return the newest checkpoint that is on the disk."""
-        return self.saver.last
+        return self.writer.last
 
     @property
     def num_saved(self) -> int:
         """Return the number of checkpoints written so far, in all processes of the run."""
-        return self.saver.num_written
+        return self.writer.num_written
 
     def saved_at(self, env_steps: int) -> bool:
         """Return whether the checkpoint of this step is on the disk."""
-        return self.last == self.saver.folder(env_steps)
+        return self.last == self.writer.folder(env_steps)
 
     def should_save(self) -> bool:
         """Return whether a checkpoint is due by the clock, and none is being written."""
-        return self.throttle.elapsed() and not self.saver.busy
+        return self.throttle.elapsed() and not self.writer.busy
 
     def defer(self) -> None:
         """Start the clock again without a save."""
@@ -76,7 +76,7 @@ class CheckpointManager:
         self.tracker.restore(kept["scores"], saved.arrays)
         if saved.manifest["config"]["solved_threshold"] != self.tracker.solved_threshold:
             self.tracker.reset_solved()
-        self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
+        self.writer.num_written, self.writer.last = kept["num_saves"], saved.folder
         self._mark_best()
         self.resets_envs = not (self.plan.env.on_device or self._restore_envs(saved))
         saved.arrays.clear()  # the device has them now
@@ -99,10 +99,10 @@ class CheckpointManager:
             with_envs: Whether host environments are at the same step as the state, so that they can be saved too.
         """
         self.throttle.ready()
-        folder = self.saver.folder(env_steps)
-        if self.saver.last == folder:
+        folder = self.writer.folder(env_steps)
+        if self.writer.last == folder:
             if score is not None:
-                self.saver.mark(folder, score)
+                self.writer.mark(folder, score)
             return None
         num_seeds = len(self.tracker.diverged)
         arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
@@ -125,7 +125,7 @@ class CheckpointManager:
             "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
-        self.saver.save(folder, arrays | buffered | of_envs, manifest, score)
+        self.writer.save(folder, arrays | buffered | of_envs, manifest, score)
         return None
 
     def _num_grad_workers(self) -> int:
@@ -135,14 +135,14 @@ class CheckpointManager:
 
     def open_resources(self) -> None:
         """Open the agent's host resources, empty. Delete what no checkpoint names, and what is half written."""
-        self.saver.remove_leftovers()
+        self.writer.remove_leftovers()
         for resource in self.plan.agent.learning.resources:
             resource.open(self.plan.folder / resource.name)
-        self.saver.prune()
+        self.writer.prune()
 
     def wait(self) -> str:
         """Wait until the checkpoint is on the disk. Return an error message, or ""; older checkpoints remain."""
-        problem = self.saver.wait()
+        problem = self.writer.wait()
         return problem and f"{problem}; training continues"
 
     def mark_eval_envs(self) -> Callable[[], None]:
@@ -187,9 +187,9 @@ class CheckpointManager:
     def _mark_best(self) -> None:
         """Mark the checkpoint of the best evaluation, which a killed run may not have done."""
         best = self.tracker.best()
-        folder = self.saver.folder(best["env_steps"]) if best else None
+        folder = self.writer.folder(best["env_steps"]) if best else None
         if folder is not None and folder.is_dir():
-            self.saver.mark(folder, best["eval_return_mean"])
+            self.writer.mark(folder, best["eval_return_mean"])
 
     def _not_finite(self, arrays: checkpoint.Arrays, learned: set[str]) -> tuple[int, str] | None:
         """Return the first seed that newly has a NaN or an infinite parameter, and the array's name."""
