@@ -56,14 +56,13 @@ def fit(
     check_callbacks(callbacks)
     if options.get("dry_run"):
         raise ValueError("dry_run: returns no run, got True; use python -m jaxrl_fast.train --dry-run")
-    settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
-    ready = plan.make_plan(settings)
+    ready = plan.make_plan(from_keywords(preset, algo, agent, **options))
     outcome = trainer.execute(ready, callbacks=callbacks)
     if not ready.env.on_device:  # after an exception, a program may still be running, so its pools stay open
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:
         raise FloatingPointError(outcome.failure)
-    return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state, settings.options.env)
+    return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state, ready.settings.options.env)
 
 
 def load(

@@ -18,8 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> plan.Plan:
     """Return the plan of the run that a command line asks for."""
-    settings = plan.decide_num_envs(load.from_command_line(argv))
-    return plan.dry_plan(settings) if settings.options.dry_run else plan.make_plan(settings)
+    return plan.make_plan(load.from_command_line(argv))
 
 
 def execute(ready: plan.Plan) -> int:

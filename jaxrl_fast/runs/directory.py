@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from jaxrl_fast.types import Env
 
 
-def chosen(options: Options, start: Path = Path()) -> Path | None:
-    """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists in `start`."""
+def chosen(options: Options) -> Path | None:
+    """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists."""
     if not options.run_dir:
         return None
     folder = path_of(options.run_dir, "run_dir")
-    if is_taken(start / folder):
-        raise ValueError(_exists_message(folder))
+    if is_taken(folder):
+        raise ValueError(_exists_message(folder, "run_dir"))
     return folder
 
 
-def make(settings: Settings, env: "Env", start: Path) -> Path:
-    """Create the run's folder, which must not exist; a default name that exists gets a number.
+def make(requested: Path | None, default: Path, start: Path, option: str = "run_dir") -> Path:
+    """Create the folder of a run or a sweep. A default name that exists gets a number.
 
     Args:
-        settings: Those of the run.
-        env: Its environment, which may have changed the current directory.
-        start: The absolute directory that a relative folder is in.
+        requested: The folder that the user chose by `option`, if any: new or empty.
+        default: The folder if the user chose none.
+        start: The absolute directory that a relative folder is in; environments may have changed the current one.
+        option: The option, for messages.
 
     Returns:
         The folder, relative to `start` unless the user gave an absolute one.
@@ -43,8 +44,8 @@ def make(settings: Settings, env: "Env", start: Path) -> Path:
     Raises:
         ValueError: If the folder exists or cannot be created.
     """
-    requested, first = chosen(settings.options, start), default(settings, env)
-    for folder in [requested] if requested else [first, *(first.with_name(f"{first.name}-{i}") for i in range(2, 100))]:
+    numbered = (default.with_name(f"{default.name}-{i}") for i in range(2, 100))
+    for folder in [requested] if requested else [default, *numbered]:
         try:
             (start / folder).mkdir(parents=True)
             return folder
@@ -52,9 +53,9 @@ def make(settings: Settings, env: "Env", start: Path) -> Path:
             if folder == requested and not is_taken(start / folder):
                 return folder
         except OSError as error:
-            reason = f"cannot create the folder {folder} ({error.strerror})"
-            raise ValueError(f"run_dir: {reason}; choose another") from error
-    raise ValueError(_exists_message(start / folder))
+            problem = f"cannot create the folder {folder} ({error.strerror})"
+            raise ValueError(f"{option}: {problem}; choose another") from error
+    raise ValueError(_exists_message(start / folder, option))
 
 
 def default(settings: Settings, env: "Env") -> Path:
@@ -79,11 +80,13 @@ def claim(folder: Path, option: str = "resume") -> locks.Lock:
         raise ValueError(f"{option}: {problem}, got {folder}; change its permissions") from error
 
 
-def check_free(folder: Path, lock: locks.Lock) -> None:
-    """Release the lock and raise ValueError if another run has used the folder since it was chosen."""
+def claim_new(folder: Path, option: str = "run_dir") -> locks.Lock:
+    """Lock a new folder. Raise ValueError if another process has used it since it was chosen by `option`."""
+    lock = claim(folder, option)
     if is_taken(folder):
         lock.release()
-        raise ValueError(_exists_message(folder))
+        raise ValueError(_exists_message(folder, option))
+    return lock
 
 
 def is_taken(folder: Path) -> bool:
@@ -152,7 +155,7 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
         raise ValueError(f"resume {folder}: {paths.METRICS} was changed after {saved.folder.name}; {remedy}")
 
 
-def _exists_message(folder: Path) -> str:
-    """Return the error message for a run's folder that exists."""
+def _exists_message(folder: Path, option: str) -> str:
+    """Return the error message for a folder that exists."""
     hint = f", or resume it with {files.resume_command(folder)}" if (folder / paths.CONFIG).is_file() else ""
-    return f"run_dir: must be a new or empty folder, got {folder}; choose another{hint}"
+    return f"{option}: must be a new or empty folder, got {folder}; choose another{hint}"

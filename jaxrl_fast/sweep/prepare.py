@@ -178,33 +178,15 @@ def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
 
 
 def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None, start: Path) -> SweepPlan:
-    """Create the sweep's folder and write sweep.yaml. Raise ValueError if that is not possible.
-
-    A relative folder is in `start`, which is absolute. Environments may have changed the current directory since.
-    """
-    exists = lambda chosen: f"{OPTION}: the folder {chosen} exists; choose another"
+    """Create the sweep's folder and write sweep.yaml. Raise ValueError if that is not possible."""
     settings = request.groups[0].settings
     env_name = directory.name_of_env(name_of(settings.options.env))
     default = SWEEPS / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
-    for chosen in [folder] if folder else [default, *(default.with_name(f"{default.name}-{i}") for i in range(2, 100))]:
-        try:
-            (start / chosen).mkdir(parents=True)
-            break
-        except FileExistsError:
-            if chosen == folder and not directory.is_taken(start / chosen):
-                break
-        except OSError as error:
-            raise ValueError(
-                f"{OPTION}: cannot create the folder {chosen} ({error.strerror}); choose another"
-            ) from error
-    else:
-        raise ValueError(exists(chosen))
+    place = directory.make(folder, default, start, OPTION)
     own = request.columns, request.own.scale, request.base_num_envs
-    sweep = SweepPlan(start / chosen, groups, *own, place=chosen)
-    lock = directory.claim(sweep.folder, OPTION)
+    sweep = SweepPlan(start / place, groups, *own, place=place)
+    lock = directory.claim_new(sweep.folder, OPTION)
     try:
-        if directory.is_taken(sweep.folder):  # another sweep may have taken it before the lock was taken
-            raise ValueError(exists(chosen))
         _write(sweep)
     finally:
         lock.release()

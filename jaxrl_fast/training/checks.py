@@ -48,12 +48,7 @@ def check_devices(options: Options) -> None:
     devices.configure_cpu_devices(options.devices)
     devices.reserve_gpu_memory(options.gpu_memory)
     devices.check_device()
-    if devices.is_double():
-        raise ValueError("jax_enable_x64 is on, but training requires 32-bit mode; unset JAX_ENABLE_X64")
-    if not devices.compiles():
-        raise ValueError("jax_disable_jit is on, but training is one compiled program; unset JAX_DISABLE_JIT")
-    for problem in devices.unsupported_settings():
-        raise ValueError(problem)
+    devices.check_settings()
 
 
 def check_unsolved(options: Options, saved: "Checkpoint") -> None:

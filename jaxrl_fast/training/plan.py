@@ -63,12 +63,40 @@ class Plan(NamedTuple):
             self.lock.release()
 
 
-def decide_num_envs(settings: Settings) -> Settings:
-    """Return the settings with the best number of environments where num_envs is auto. Nothing is written."""
+def make_plan(settings: Settings) -> Plan:
+    """Check everything, then make the run's folder and lock it; with `dry_run`, write nothing.
+
+    Raise a one-sentence ValueError for any mistake.
+    """
+    options, start = settings.options, current_folder()
+    resumed, lock = Path(options.resume) if options.resume else None, None
+    checks.check_services(options)
+    if resumed and not options.dry_run:
+        lock = directory.claim(resumed)
+    try:
+        place = resumed or directory.chosen(options)  # refuse a wrong folder before slow imports
+        of_replay = replay_dir.chosen(options)
+        if resumed:
+            replay_dir.check_links(resumed)
+        ready = validate_plan(_with_num_envs(settings))
+        if not resumed:
+            default = directory.default(settings, ready.env)
+            place = place or default if options.dry_run else directory.make(place, default, start)
+    except BaseException:
+        if lock:  # a notebook keeps the error, and the error keeps the lock alive
+            lock.release()
+        raise
+    folder = start / place
+    if not resumed and not options.dry_run:
+        lock = directory.claim_new(folder)
+        replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.learning.resources])
+    return ready._replace(folder=folder, lock=lock, place=place)
+
+
+def _with_num_envs(settings: Settings) -> Settings:
+    """Return the settings with the best number of environments where num_envs is auto."""
     if not settings.auto_num_envs:
         return settings
-    checks.check_services(settings.options)
-    directory.chosen(settings.options)
     checks.check_devices(settings.options)
     from jaxrl_fast.training import calibrate
 
@@ -76,50 +104,11 @@ def decide_num_envs(settings: Settings) -> Settings:
         return calibrate.choose(settings)
 
 
-def make_plan(settings: Settings) -> Plan:
-    """Check everything, then make the run's folder and lock it. Raise a one-sentence ValueError for any mistake."""
-    options, start = settings.options, current_folder()
-    checks.check_services(options)
-    lock = directory.claim(Path(options.resume)) if options.resume else None
-    try:
-        if not options.resume:  # refuse a wrong folder before slow imports
-            directory.chosen(options)
-        of_replay = replay_dir.chosen(options)
-        if options.resume:
-            replay_dir.check_links(Path(options.resume))
-        ready = validate_plan(settings)
-        place = Path(options.resume) if options.resume else directory.make(settings, ready.env, start)
-    except BaseException:
-        if lock:  # a notebook keeps the error, and the error keeps the lock alive
-            lock.release()
-        raise
-    folder = start / place
-    if lock is None:
-        lock = directory.claim(folder, "run_dir")
-        directory.check_free(folder, lock)
-        replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.learning.resources])
-    return ready._replace(folder=folder, lock=lock, place=place)
-
-
-def dry_plan(settings: Settings) -> Plan:
-    """Check everything as `make_plan` does, without a folder and a lock. Nothing is written."""
-    start = current_folder()
-    checks.check_services(settings.options)
-    place = Path(settings.options.resume) if settings.options.resume else directory.chosen(settings.options)
-    replay_dir.chosen(settings.options)
-    if settings.options.resume:
-        replay_dir.check_links(Path(settings.options.resume))
-    ready = validate_plan(settings)
-    place = place or directory.default(settings, ready.env)
-    return ready._replace(folder=start / place, place=place)
-
-
 def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     """Return a plan without a new run's folder and without a lock. Nothing is written.
 
     Its options name folders by absolute paths, because making an environment may change the current directory.
     """
-    assert not settings.auto_num_envs, "decide_num_envs comes first"
     checks.check_devices(settings.options)
     saved, damaged = _to_resume(settings, members)
     options = settings.options

@@ -120,32 +120,22 @@ def check_device() -> None:
         raise ValueError(f"{prefix}JAX finds no device ({reason}){remedy}") from error
 
 
-def compiles() -> bool:
-    """Return whether jit compiles, which JAX_DISABLE_JIT switches off."""
+def check_settings() -> None:
+    """Raise ValueError for a setting of JAX under which nothing can be trained."""
     import jax
 
-    return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
-
-
-def is_double() -> bool:
-    """Return whether JAX uses 64-bit types by default."""
-    import jax
-
-    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-
-
-def unsupported_settings() -> list[str]:
-    """Return a sentence for each other setting of JAX under which nothing can be trained."""
-    import jax
-
-    values, found = jax.config.values, []
+    values = jax.config.values
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("jax_enable_x64 is on, but training requires 32-bit mode; unset JAX_ENABLE_X64")
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise ValueError("jax_disable_jit is on, but training is one compiled program; unset JAX_DISABLE_JIT")
     if values.get("jax_numpy_dtype_promotion") == "strict":
-        found.append("jax_numpy_dtype_promotion is strict, but environments mix types; unset JAX_NUMPY_DTYPE_PROMOTION")
+        remedy = "unset JAX_NUMPY_DTYPE_PROMOTION"
+        raise ValueError(f"jax_numpy_dtype_promotion is strict, but environments mix types; {remedy}")
     if values.get("jax_debug_infs"):
-        found.append("jax_debug_infs is on, but inf stands for `no episode ended` in metrics; unset JAX_DEBUG_INFS")
+        raise ValueError("jax_debug_infs is on, but inf stands for `no episode ended` in metrics; unset JAX_DEBUG_INFS")
     if not jax.sharding.get_abstract_mesh().empty:
-        found.append("a mesh is set, but a run makes its own; train outside of jax.set_mesh")
-    return found
+        raise ValueError("a mesh is set, but a run makes its own; train outside of jax.set_mesh")
 
 
 def release_envs(envs: Iterable[Any]) -> None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -30,7 +31,7 @@ from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.training import memory, trainer
 from jaxrl_fast.types.host import HostEnv
-from jaxrl_fast.utils import devices, locks, signals
+from jaxrl_fast.utils import locks, signals
 from tests.helpers.sweeps import TINY, Pretence
 
 ROOT = Path(__file__).parents[2]
@@ -565,8 +566,8 @@ def test_error_of_all_groups_is_reported_before_any_group_is_marked_failed(tmp_p
     assert __main__.main(["--resume", str(folder)]) == 2
     assert "soon_missing" in capsys.readouterr().err
     module.write_text("from gymnax.environments.classic_control.cartpole import CartPole as Own\n")
-    monkeypatch.setattr(devices, "is_double", lambda: True)
-    assert __main__.main(["--resume", str(folder)]) == 2
+    with jax.enable_x64(True):
+        assert __main__.main(["--resume", str(folder)]) == 2
     assert "jax_enable_x64 is on" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
 
