@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig
-from jaxrl_fast.envs.host.pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
+from jaxrl_fast.envs.host.pool import LazyPool, OpenPool, PoolSpec, Row, of_all, raw_rows
 from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
 from jaxrl_fast.types import Env, EpisodeScore, Key, Parallelism, PyTree, TimeStep, View
 from jaxrl_fast.types.host import AsyncPools, HostEnv
@@ -91,31 +91,15 @@ def _host(driver: Driver, config: HostEnvConfig, num_workers: int) -> HostEnv:
     spec, pools, _ = driver
     halves = AsyncPools(len(pools), functools.partial(send, driver), functools.partial(receive, driver), config.overlap)
     can_reseed = all(bridge.can_reseed for bridge in driver.bridges)
+    together = of_all(pools) if can_reseed else of_all(pools) | {"reseed": lambda number: None}
     return HostEnv(
-        open=functools.partial(_for_each, pools, lambda pool: pool.pool),
-        close=functools.partial(_for_each, pools, LazyPool.close),
-        reseed=functools.partial(_for_each, pools, LazyPool.reseed) if can_reseed else lambda number: None,
-        save=functools.partial(save_pools, pools),
-        load=functools.partial(load_pools, pools),
+        **together,
         render=pools[0].render if spec.can_render else None,
         check_render=spec.check_render,
         protocol=spec.protocol,
         num_workers=num_workers,
         pools=halves if config.num_async_pools else None,
     )
-
-
-def save_pools(pools: Sequence[LazyPool]) -> dict[str, np.ndarray] | str:
-    """Return the state of all pools as arrays by name, or why it cannot be saved."""
-    return pools[0].spec.why_not_saved() or {
-        f"{i}/{name}": x for i, pool in enumerate(pools) for name, x in pool.get_state().items()
-    }
-
-
-def load_pools(pools: Sequence[LazyPool], state: Mapping[str, np.ndarray]) -> None:
-    """Restore the result of `save_pools`."""
-    for i, pool in enumerate(pools):
-        pool.set_state({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
 
 def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
@@ -245,11 +229,6 @@ def original_errors() -> Iterator[None]:
 def _join(rows: list[TimeStep]) -> TimeStep:
     """Return [N, ...] from [n, ...] of each pool."""
     return jax.tree.map(lambda *x: jnp.concatenate(x), *rows) if len(rows) > 1 else rows[0]
-
-
-def _for_each(pools: Sequence[LazyPool], function: Callable[..., Any], *args: Any) -> None:
-    for pool in pools:
-        function(pool, *args)
 
 
 def _info(config: HostEnvConfig, num_workers: int) -> tuple[str, ...]:

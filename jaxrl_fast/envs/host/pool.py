@@ -5,6 +5,7 @@ environment, and so its trajectory, does not depend on how environments are spli
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -105,6 +106,10 @@ class LazyPool:
     @property
     def pool(self) -> Any:
         """Return the backend's pool; open it if necessary."""
+        return self.open()
+
+    def open(self) -> Any:
+        """Return the backend's pool; open it if necessary."""
         if self.opened is None:
             self.opened = self.open_pool(self.index, self.seeds())
             OPEN_POOLS.append(self.opened)
@@ -134,11 +139,11 @@ class LazyPool:
         if self.opened is not None:
             self.opened.reseed(self.seeds())
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Return the state of all environments as arrays by name."""
-        return self.pool.get_state()
+    def save(self) -> dict[str, np.ndarray] | str:
+        """Return the state of all environments as arrays by name, or why it cannot be saved."""
+        return self.spec.why_not_saved() or self.pool.get_state()
 
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a state."""
         self.pool.set_state(state)
 
@@ -155,6 +160,33 @@ class LazyPool:
 
 
 OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs may contain the address of a pool
+
+
+def of_all(parts: Sequence[Any]) -> dict[str, Callable[..., Any]]:
+    """Return the functions of a `HostEnv` that call those of all parts: pools, or the `HostEnv` of each shard.
+
+    The names of saved arrays begin with the index of a part.
+    """
+
+    def call(name: str, *args: Any) -> None:
+        for part in parts:
+            getattr(part, name)(*args)
+
+    def save() -> dict[str, Any] | str:
+        found: dict[str, Any] = {}
+        for i, part in enumerate(parts):
+            state = part.save()
+            if isinstance(state, str):
+                return state
+            found |= {f"{i}/{name}": x for name, x in state.items()}
+        return found
+
+    def load(state: Mapping[str, Any]) -> None:
+        for i, part in enumerate(parts):
+            part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
+
+    calls: dict[str, Callable[..., Any]] = {name: partial(call, name) for name in ("open", "close", "reseed")}
+    return calls | {"save": save, "load": load}
 
 
 def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
