@@ -77,7 +77,8 @@ def refuse_unknown(
         raise ValueError(f"{setting.origin}: the algorithm is the first argument; use {example}")
     name = positive(setting.name)
     offered, ours = of_other_parts(known), ELSEWHERE.get(name.rpartition(".")[2].lower(), "")
-    if (paths := complete(name, offered)) and ours not in known:
+    of_others = "." in name or ours not in known  # alpha of SAC means the temperature, not replay.alpha
+    if (paths := complete(name, offered)) and of_others:
         of_choice = paths[0].rpartition(".")[0]
         word = next(value_of(record, of_choice) for record in records if of_choice in options_of(record))
         *first, last = offered[paths[0]]
@@ -87,14 +88,14 @@ def refuse_unknown(
     if name != setting.name and complete(name, known):
         raise ValueError(f"{setting.origin}: {name} requires a value, got none; give it one")
     having = [other for other, config in ALGORITHMS.items() if algo and complete(name, all_options(config))]
-    if having:
+    if having and of_others:
         has = "has" if len(having) == 1 else "have"
         raise ValueError(f"{setting.origin}: {algo} has no such option; {join_names(having)} {has} it")
     if owners := [path for path, option in known.items() if name in option.parts]:
         raise ValueError(f"{setting.origin}: unknown option; did you mean {owners[0]} {name}?")
     candidates = [*known, *offered, "config"]
     alias = f"; did you mean {ours}?" if ours in candidates else ""
-    hint = _nearest(name, candidates, cutoff=0.9) or alias or _nearest(name, candidates)
+    hint = _nearest(name, candidates if of_others else [*known], cutoff=0.9) or alias or _nearest(name, candidates)
     ending = f"; {program} --help all lists all" if setting.on_command_line else ""
     raise ValueError(f"{setting.origin}: unknown option{hint or ending}")
 
