@@ -14,6 +14,7 @@ from PIL import Image
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.pool import OPEN_POOLS
 from jaxrl_fast.envs.wrappers import frames, image
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
@@ -167,8 +168,9 @@ def test_python_environments_change_frames_on_host(shape, env_workers):
     assert env.spec.obs == jax.ShapeDtypeStruct((9, 10, 2), jnp.uint8) and env.spec.frame_stack == 2
     expected = image.change(image.Frames(True, (9, 10)), bare.reshape(-1, *whole.spec.obs.shape))
     np.testing.assert_array_equal(found[..., 1:], expected.reshape(9, N, 9, 10, 1))
-    (pool,) = env.host.open.args[0]
-    assert pool.rows.obs.shape == (N, 9, 10, 1)
+    env.host.open()
+    assert OPEN_POOLS[-1].row().obs.shape == (N, 9, 10, 1)
+    env.host.close()
 
 
 def test_envpool_frames_change_on_device():
