@@ -162,15 +162,15 @@ def make(
 
 def policy_of(config: Config, spec: EnvSpec) -> tuple[distributions.Head, networks.ActorCritic]:
     """Return the distribution over actions, and the network that outputs its parameters."""
-    options = networks.options_of(config) | networks.memory_of(config)
+    options = networks.options_of(config)
     chosen = config.policy
     squash = squashes(chosen)
     if isinstance(chosen, GSDE) and isinstance(spec.action, Box):
-        network = networks.actor_critic(spec.obs, spec.action.num_outputs, with_features=True, **options)
+        network = networks.actor_critic(spec.obs, spec.action.num_outputs, options, with_features=True)
         return state_noise.head(spec.action, squash, network.num_features), network
     log_std_offset = chosen.log_std_init if isinstance(chosen, StateDependent) else None
     head = distributions.head(spec.action, squash, log_std_offset)
-    return head, networks.actor_critic(spec.obs, head.num_outputs, **options)
+    return head, networks.actor_critic(spec.obs, head.num_outputs, options)
 
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:

@@ -91,12 +91,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     Raises ValueError if options contradict each other or the environment.
     """
     sequences.validate(config, spec, parallelism.num_shards)
-    network = networks.network(
-        spec.obs,
-        exploration.num_actions(spec, "pqn"),
-        **networks.options_of(config),
-        **networks.memory_of(config),
-    )
+    network = networks.network(spec.obs, exploration.num_actions(spec, "pqn"), networks.options_of(config))
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_updates * num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)

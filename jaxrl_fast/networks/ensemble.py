@@ -4,16 +4,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.networks import Network, network
+from jaxrl_fast.networks.options import Options
 from jaxrl_fast.types import Array, Key, PyTree
 
 
-def critics(obs: PyTree, action_size: int, num: int, **options) -> Network:
+def critics(obs: PyTree, action_size: int, num: int, options: Options = Options()) -> Network:
     """Return `num` functions Q(obs, action) as one network: apply(params, (obs, action [..., D])) is [num, ... (, M)].
 
-    Options are passed to `networks.network`; with `num_atoms`, values are distributions of M numbers.
+    With `num_atoms`, values are distributions of M numbers.
     """
-    one = network(obs, 1, action_size=action_size, **options)
-    axis = -1 if options.get("num_atoms") is None else -2
+    one = network(obs, 1, options._replace(action_size=action_size))
+    axis = -1 if options.num_atoms is None else -2
     apply = lambda params, inputs, noise=(): one.apply(params, inputs, noise).squeeze(axis)
 
     def train(params, batch_stats, inputs):

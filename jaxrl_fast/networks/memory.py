@@ -21,19 +21,19 @@ from jaxrl_fast.utils import importing
 MIN_RADIUS, MAX_RADIUS, MAX_PHASE = 0.9, 0.999, np.pi / 10  # of an LRU's initial eigenvalues, for a long memory
 
 
-def make(kind: str, size: int) -> tuple["Memory | None", PyTree]:
-    """Return the memory of this kind with outputs of `size` numbers, and its carry [...] at the start of an episode.
+def make(kind: str, size: int) -> "Memory | None":
+    """Return the memory of this kind with outputs of `size` numbers.
 
-    "none" returns (None, ()), "package.module:Class" a user's subclass of Memory. Raises ValueError for another kind.
+    "none" returns None, "package.module:Class" a user's subclass of Memory. Raises ValueError for another kind.
     """
     if kind == "none":
-        return None, ()
+        return None
     cells: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM, "lru": LRU}
     if ":" in kind:
-        cells[kind] = _custom(kind)
+        return _custom(kind)(size)
     if kind not in cells:
         raise ValueError(f"memory: must be one of none, {', '.join(cells)}, got {kind!r}; choose one of these")
-    return cells[kind](size), cells[kind].initial_carry(size)
+    return cells[kind](size)
 
 
 def _custom(name: str) -> "type[Memory]":

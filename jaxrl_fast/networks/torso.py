@@ -1,9 +1,8 @@
 """Define torsos, which map observations to features, and choose one by the shape of the observation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,9 +10,9 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks import custom, reading
-from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.conv import Boards, Convolutions, Residual, in_blocks
 from jaxrl_fast.networks.dense import MLP, ResidualMLP
+from jaxrl_fast.networks.options import Options
 from jaxrl_fast.types import PyTree
 
 MIN_IMAGE_SIDE = 36  # the smallest side for nature's three convolutions
@@ -41,54 +40,21 @@ CUSTOM = Kind((), "relu", 64)
 VECTORS = tuple(name for name, kind in KINDS.items() if kind.stem is None)  # for observations of any shape
 
 
-class Options(NamedTuple):
-    """The options of a torso.
-
-    kind          one of KINDS, or "auto": by the shape of the observation. An observation of several parts, such as
-                  (image, action), may have one [H, W, C] part for a convolutional kind; the others join its features
-                  before the dense layers. "auto" does so if that part is an image. Also a user's class
-                  "my_package.my_module:MyTorso" (`networks.custom`)
-    observations  how arrays [H, W] and [H, W, C] are read: "image" (shades from 0 to 255, divided by 255; also
-                  [C, H, W]), "board" (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes
-                  with sides of at least 16 are images, other arrays are boards
-    arguments     of a user's class
-    hidden        widths of the dense layers; () takes those of the kind's paper, (64, 64) for mlp, none for a class
-    activation    "tanh" or "relu"; "auto" takes that of the kind's paper, tanh for mlp
-    layer_norm    normalize before every activation, over the last axis: after a convolution, a pixel's channels
-    noisy         dense layers with learned noise (Fortunato et al. 2018, "Noisy networks for exploration")
-    dtype         the type of all intermediate results
-    batch_renorm  how the inputs and outputs of dense layers are normalized over the batch, if they are
-    action_size   D: the input is a pair (obs, action [..., D]), and the action joins the features; 0: it is obs
-    """
-
-    kind: str = "auto"
-    observations: str = "auto"
-    arguments: Mapping[str, Any] = MappingProxyType({})
-    hidden: tuple[int, ...] = ()
-    activation: str = "auto"
-    layer_norm: bool = False
-    noisy: bool = False
-    dtype: Any = jnp.float32
-    batch_renorm: RenormOptions | None = None
-    action_size: int = 0
-
-
-def make(obs: PyTree, **options: Any) -> nn.Module:
+def make(obs: PyTree, options: Options = Options()) -> nn.Module:
     """Return a module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    `options` are those of `Options`. The module's `init` fills kernels with their gains; `init.init_params` draws them.
+    The module's `init` fills kernels with their gains; `init.init_params` draws them.
     """
-    chosen = resolve(obs, Options(**options))
-    return _with_stem(obs, chosen, slice(None))
+    return _with_stem(obs, resolve(obs, options), slice(None))
 
 
-def split(obs: PyTree, num_streams: int, after_memory: bool, **options: Any) -> tuple[nn.Module, list[nn.Module]]:
+def split(obs: PyTree, options: Options, num_streams: int) -> tuple[nn.Module, list[nn.Module]]:
     """Return a torso without its last dense layer, and that layer `num_streams` times, for streams of a network.
 
-    With `after_memory`, the streams read the vectors that a memory returns, and not the torso's features.
+    With a memory, the streams read the vectors that it returns, and not the torso's features.
     """
-    chosen = resolve(obs, Options(**options))
-    streams = [_dense(obs, chosen, slice(-1, None), after_memory) for _ in range(num_streams)]
+    chosen = resolve(obs, options)
+    streams = [_dense(obs, chosen, slice(-1, None), chosen.memory != "none") for _ in range(num_streams)]
     return _with_stem(obs, chosen, slice(None, -1)), streams
 
 
