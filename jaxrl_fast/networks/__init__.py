@@ -3,13 +3,6 @@
 A network is a record of pure functions. Observations are [..., *shape] with any leading axes. Parameters and outputs
 are float32, whatever `dtype` intermediate results have. Layers are computed by `jaxrl_fast.kernels`.
 
-    mlp      any shape, flattened: dense layers of widths `hidden`
-    simba    any shape, flattened: a residual block for each of `hidden`, with layer normalization (Lee et al. 2025)
-    minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
-    nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
-    dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
-    impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
-
 With a memory (`networks.memory`), a recurrent layer follows the torso. `step` and `unroll` then take the carry of each
 environment. `initial_carry` is one environment's carry at the start of an episode. Without a memory, carries are ().
 
@@ -27,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.networks import memory, torso
+from jaxrl_fast.networks import memory, torsos
 from jaxrl_fast.networks.batch_renorm import STATS, with_stats
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
@@ -69,9 +62,9 @@ def network(obs: PyTree, num_outputs: int, options: Options = Options()) -> Netw
     layer = memory.make(options.memory, options.memory_size)
     streams: list[nn.Module] = []
     if options.dueling:
-        trunk, streams = torso.split(obs, options, 2)
+        trunk, streams = torsos.split(obs, options, 2)
     else:
-        trunk = torso.make(obs, options)
+        trunk = torsos.make(obs, options)
     module: Any = _Outputs(trunk, layer, streams, num_outputs, options.num_atoms, options.noisy)
     initial_carry = _initial_carry(layer)
 
@@ -82,7 +75,7 @@ def network(obs: PyTree, num_outputs: int, options: Options = Options()) -> Netw
         (output, _), changed = module.apply(with_stats(params, batch_stats), (obs, (), None), mutable=[STATS])
         return output, changed[STATS]
 
-    inputs = torso.with_action(obs, options.action_size), initial_carry, None
+    inputs = options.inputs(obs), initial_carry, None
     return Network(
         init=lambda key: init_params(module, inputs, key, options.kernel_init),
         apply=lambda params, obs, noise=(): unroll(params, obs, noise=noise)[0],
@@ -110,12 +103,12 @@ def actor_critic(
     carry is a pair, of the actor and of the critic. With `with_features`, the actor's output ends with the features
     [..., F] that its head reads.
     """
-    shared = torso.resolve(obs, options).kind not in torso.VECTORS if shared is None else shared
-    torsos = torso.make(obs, options), None if shared else torso.make(obs, options)
+    shared = torsos.resolve(obs, options).kind not in torsos.VECTORS if shared is None else shared
+    both = torsos.make(obs, options), None if shared else torsos.make(obs, options)
     make_memory = partial(memory.make, options.memory, options.memory_size)
     memories = make_memory(), None if shared else make_memory()
     carry = _initial_carry(*memories)
-    module: Any = _ActorCritic(*torsos, *memories, num_outputs, actor_gain, with_features)
+    module: Any = _ActorCritic(*both, *memories, num_outputs, actor_gain, with_features)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     num_features = 0
     if with_features:

@@ -5,19 +5,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.options.algorithm import Algorithm
 from jaxrl_fast.options.memory import Recurrent
+from jaxrl_fast.types import PyTree
 
 
 class Options(NamedTuple):
     """The options of a network.
 
-    kind          of torso: one of `torso.KINDS`, or "auto": by the shape of the observation. An observation of several
+    kind          of torso: one of `torsos.KINDS`, or "auto": by the shape of the observation. An observation of several
                   parts, such as (image, action), may have one [H, W, C] part for a convolutional kind; the others join
                   its features before the dense layers. "auto" does so if that part is an image. Also a user's class
-                  "my_package.my_module:MyTorso" (`networks.custom`)
+                  "my_package.my_module:MyTorso" (`torsos.custom`)
     observations  how arrays [H, W] and [H, W, C] are read: "image" (shades from 0 to 255, divided by 255; also
                   [C, H, W]), "board" (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes
                   with sides of at least 16 are images, other arrays are boards
@@ -53,6 +55,10 @@ class Options(NamedTuple):
     noisy: bool = False
     batch_renorm: RenormOptions | None = None
     action_size: int = 0
+
+    def inputs(self, obs: PyTree) -> PyTree:
+        """Return the shapes and dtypes of a torso's input, for observations like `obs` (ShapeDtypeStruct)."""
+        return (obs, ShapeDtypeStruct((self.action_size,), jnp.float32)) if self.action_size else obs
 
 
 def options_of(config: Algorithm, **outputs: Any) -> Options:

@@ -1,4 +1,4 @@
-"""networks.custom: a custom flax module as torso of each algorithm, and error messages of one line."""
+"""networks.torsos.custom: a custom flax module as torso of each algorithm, and error messages of one line."""
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,8 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import networks
 from jaxrl_fast.config import load
-from jaxrl_fast.networks import Options, custom
+from jaxrl_fast.networks import Options
+from jaxrl_fast.networks.torsos import custom
 
 HERE = __name__
 VECTOR = ShapeDtypeStruct((4,), jnp.float32)

@@ -10,8 +10,9 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
-from jaxrl_fast.networks import Options, custom, torso
+from jaxrl_fast.networks import Options
 from jaxrl_fast.networks.ensemble import critics, ensemble
+from jaxrl_fast.networks.torsos import custom
 
 VECTOR = ShapeDtypeStruct((3,), jnp.float32)
 BOARD = ShapeDtypeStruct((5, 4, 2), jnp.bool_)
@@ -163,9 +164,9 @@ def test_critic_dense_layers_are_applied_to_custom_features_and_action():
     np.testing.assert_allclose(compute(made, {"params": layers}, obs, action)[1], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_with_action_returns_pair_of_observation_and_action():
-    assert torso.with_action(VECTOR) is VECTOR
-    assert torso.with_action(TREE, 2) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
+def test_inputs_are_pair_of_observation_and_action():
+    assert Options().inputs(VECTOR) is VECTOR
+    assert Options(action_size=2).inputs(TREE) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
 
 
 @pytest.mark.slow

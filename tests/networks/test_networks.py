@@ -12,8 +12,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
 from jaxrl_fast.kernels import conv, matmul
-from jaxrl_fast.networks import Options, dense
-from jaxrl_fast.networks import torso as networks_torso
+from jaxrl_fast.networks import Options, dense, torsos
 from tests.helpers import slow
 from tests.helpers.convolutions import WAYS, compute_by
 
@@ -63,7 +62,7 @@ def leaves(params):
     ],
 )
 def test_choose_kind_depends_on_observation(obs, kind):
-    assert networks_torso.choose_kind(obs) == kind
+    assert torsos.choose_kind(obs) == kind
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_choose_kind_depends_on_observation(obs, kind):
     ],
 )
 def test_describe_names_kind_and_type_of_observation(obs, observations, described):
-    assert networks_torso.describe(obs, "auto", observations) == described
+    assert torsos.describe(obs, "auto", observations) == described
 
 
 @pytest.mark.parametrize("kind", ["nature", slow("impala"), "mlp"])
@@ -544,7 +543,7 @@ def test_layer_norm_removes_scale_of_observation(obs, kind):
 def test_activation_option_is_applied():
     """With an identity kernel, the features are relu or tanh of the observation."""
     for name, function in (("relu", nn.relu), ("tanh", jnp.tanh)):
-        torso = networks_torso.make(VECTOR, Options(hidden=(4,), activation=name))
+        torso = torsos.make(VECTOR, Options(hidden=(4,), activation=name))
         params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
         x = draw(VECTOR, 5)
         np.testing.assert_allclose(torso.apply(params, x), function(x), rtol=1e-5, atol=1e-6)
@@ -719,4 +718,4 @@ def test_network_concatenates_image_features_with_vector(shape, kind):
 )
 def test_choose_kind_uses_convolutions_for_image_next_to_vector(shapes, dtype, kind):
     parts = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    assert networks.torso.choose_kind(parts) == kind
+    assert torsos.choose_kind(parts) == kind

@@ -1,43 +1,40 @@
-"""Define torsos, which map observations to features, and choose one by the shape of the observation."""
+"""Choose a torso, which maps observations to features, by the shape of the observation.
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+    mlp      any shape, flattened: dense layers of widths `hidden`
+    simba    any shape, flattened: a residual block for each of `hidden`, with layer normalization (Lee et al. 2025)
+    minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
+    nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
+    dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
+    impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
+
+Each kind has a file with its layers, its default widths and the shapes that it fits; `KINDS` lists them by name.
+"""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast.networks import custom, reading
-from jaxrl_fast.networks.conv import Boards, Convolutions, Residual, in_blocks
-from jaxrl_fast.networks.dense import MLP, ResidualMLP
+from jaxrl_fast.networks import reading
 from jaxrl_fast.networks.options import Options
+from jaxrl_fast.networks.torsos import custom, impala, minatar, mlp, nature, simba
+from jaxrl_fast.networks.torsos.kind import Kind
 from jaxrl_fast.types import PyTree
 
-MIN_IMAGE_SIDE = 36  # the smallest side for nature's three convolutions
-
-
-class Kind(NamedTuple):
-    """What distinguishes a kind of torso from others."""
-
-    hidden: tuple[int, ...]  # default widths of the dense layers
-    activation: str  # default
-    min_rows: int  # the fewest rows of a gradient step that occupy a core of a CPU
-    stem: Callable[..., nn.Module] | None = None  # from activation, layer_norm and dtype; None: observations are flat
-    min_side: int = 1  # of an image or a board
-
-
 KINDS = {
-    "mlp": Kind((64, 64), "tanh", 512),
-    "simba": Kind((128,), "relu", 512),
-    "minatar": Kind((128,), "relu", 64, partial(Boards, 16, 3), 3),
-    "nature": Kind((512,), "relu", 8, partial(Convolutions, ((32, 8, 4), (64, 4, 2), (64, 3, 1))), MIN_IMAGE_SIDE),
-    "dqn2013": Kind((256,), "relu", 8, partial(Convolutions, ((16, 8, 4), (32, 4, 2))), MIN_IMAGE_SIDE),
-    "impala": Kind((256,), "relu", 8, partial(Residual, (16, 32, 32))),
+    "mlp": mlp.KIND,
+    "simba": simba.KIND,
+    "minatar": minatar.KIND,
+    "nature": nature.KIND,
+    "dqn2013": nature.DQN2013,
+    "impala": impala.KIND,
 }
-CUSTOM = Kind((), "relu", 64)
 VECTORS = tuple(name for name, kind in KINDS.items() if kind.stem is None)  # for observations of any shape
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of torso of this name, or what is common to all classes of users."""
+    return KINDS.get(name, custom.KIND)
 
 
 def make(obs: PyTree, options: Options = Options()) -> nn.Module:
@@ -54,7 +51,8 @@ def split(obs: PyTree, options: Options, num_streams: int) -> tuple[nn.Module, l
     With a memory, the streams read the vectors that it returns, and not the torso's features.
     """
     chosen = resolve(obs, options)
-    streams = [_dense(obs, chosen, slice(-1, None), chosen.memory != "none") for _ in range(num_streams)]
+    layers, after_memory = kind_of(chosen.kind).layers, chosen.memory != "none"
+    streams = [layers(obs, chosen, slice(-1, None), after_memory) for _ in range(num_streams)]
     return _with_stem(obs, chosen, slice(None, -1)), streams
 
 
@@ -64,57 +62,19 @@ def resolve(obs: PyTree, options: Options) -> Options:
     if options.arguments and not custom.is_custom(kind):
         problem = f"network {kind} has no such option, got {next(iter(options.arguments))}"
         raise ValueError(f"network.options: {problem}; use a class, package.module:MyTorso")
-    defaults = KINDS.get(kind, CUSTOM)
+    defaults = kind_of(kind)
     activation = defaults.activation if options.activation == "auto" else options.activation
     return options._replace(kind=kind, hidden=tuple(options.hidden) or defaults.hidden, activation=activation)
 
 
 def _with_stem(obs: PyTree, options: Options, part: slice) -> nn.Module:
     """Return a torso with some of its dense layers."""
-    inputs, observations = with_action(obs, options.action_size), options.observations
-    mlp = _dense(obs, options, part)
+    kind = kind_of(options.kind)
+    layers = kind.layers(obs, options, part)
     if custom.is_custom(options.kind):
-        module = custom.make(options.kind, options.arguments, obs, observations, options.dtype)
-        return custom.Custom(inputs, custom.JoinAction(module) if options.action_size else module, mlp, observations)
-    stem = KINDS[options.kind].stem
-    made = stem and stem(activation=options.activation, layer_norm=options.layer_norm, dtype=options.dtype)
-    return Torso(inputs, made, mlp, observations)
-
-
-def _dense(obs: PyTree, options: Options, part: slice, after_memory: bool = False) -> nn.Module:
-    """Return some of the dense layers of a torso."""
-    if options.kind == "simba":
-        return _residual(options, part, after_memory)
-    # Features of boards keep their axes [F, H', W'] up to the first dense layer: kernels.dense reads them as they lie.
-    is_one = len(jax.tree.leaves(with_action(obs, options.action_size))) == 1
-    is_first = 0 in range(len(options.hidden))[part] and not after_memory
-    return MLP(
-        options.hidden[part],
-        noisy=options.noisy,
-        input_axes=3 if options.kind == "minatar" and is_one and is_first else 1,
-        batch_renorm=options.batch_renorm,
-        activation=options.activation,
-        layer_norm=options.layer_norm,
-        dtype=options.dtype,
-    )
-
-
-def _residual(options: Options, part: slice, after_memory: bool) -> ResidualMLP:
-    """Return some of the blocks of a simba network. Raise ValueError for options that simba does not support."""
-    widths = options.hidden
-    if len(set(widths)) > 1:
-        got = ", ".join(map(str, widths))
-        raise ValueError(f"network.hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
-    if options.batch_renorm or options.noisy:
-        option, got = ("target", "none") if options.batch_renorm else ("noisy", "true")
-        raise ValueError(f"{option}: network simba has layers of its own, got {got}; use network mlp")
-    begins, ends = part.start is None or after_memory, part.stop is None
-    return ResidualMLP(widths[0], len(widths[part]), options.activation, options.dtype, begins, ends)
-
-
-def with_action(obs: PyTree, action_size: int = 0) -> PyTree:
-    """Return the shapes and dtypes of a torso's input: `obs`, or (obs, action [D]) for an action of D numbers."""
-    return (obs, ShapeDtypeStruct((action_size,), jnp.float32)) if action_size else obs
+        return custom.torso(obs, options, layers)
+    stem = kind.stem and kind.stem(activation=options.activation, layer_norm=options.layer_norm, dtype=options.dtype)
+    return Torso(options.inputs(obs), stem, layers, options.observations)
 
 
 def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
@@ -140,14 +100,14 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     shape = reading.shape(images[0], observations) if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
         raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")
-    side, smallest = min(shape[:2]), KINDS[kind].min_side if kind != "auto" else 1
+    side, smallest = min(shape[:2]), 1 if kind == "auto" else KINDS[kind].min_side
     if side < smallest:
         raise ValueError(
             f"network: {kind} requires {smallest}x{smallest} pixels or more, got {_describe(obs)}; use mlp"
         )
     if kind == "auto":
-        is_board = observations == "board" or side < MIN_IMAGE_SIDE
-        return "nature" if not is_board else "minatar" if side >= 3 else "mlp"
+        is_board = observations == "board" or side < nature.MIN_SIDE
+        return "nature" if not is_board else "minatar" if side >= minatar.KIND.min_side else "mlp"
     return kind
 
 
@@ -198,12 +158,12 @@ class Torso(nn.Module):
         if reading.has_channels_first(spec, self.observations):
             x = jnp.moveaxis(x, -3, -1)
         scaled = reading.is_image(spec, self.observations)
-        if isinstance(self.stem, Boards):
+        if isinstance(self.stem, minatar.Boards):
             y = self.stem(self._cast(x, spec) if scaled else x)
             return y.reshape(*batch, *y.shape[1:])
         x = x if scaled and x.dtype == jnp.uint8 else self._cast(x, spec)  # convolutions divide bytes by 255
         flat = lambda torso, x: torso.stem(x).reshape(len(x), -1)
-        x = in_blocks(self, flat, x) if isinstance(self.stem, Residual) else flat(self, x)
+        x = impala.in_blocks(self, flat, x) if isinstance(self.stem, impala.Residual) else flat(self, x)
         return x.reshape(*batch, -1)
 
     def _cast(self, x, spec):

@@ -16,6 +16,9 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks import reading
+from jaxrl_fast.networks.options import Options
+from jaxrl_fast.networks.torsos import mlp
+from jaxrl_fast.networks.torsos.kind import Kind
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
@@ -52,9 +55,20 @@ class JoinAction(nn.Module):
         return jnp.concatenate([features.reshape(features.shape[0], -1), action.astype(features.dtype)], axis=-1)
 
 
+KIND = Kind((), "relu", 64, mlp.layers)
+
+
 def is_custom(kind: str) -> bool:
     """Return whether a network's name is that of a user's class, "my_package.my_module:MyTorso"."""
     return ":" in kind
+
+
+def torso(obs: PyTree, options: Options, layers: nn.Module) -> nn.Module:
+    """Return the user's module that the options name, then dense layers."""
+    module = make(options.kind, options.arguments, obs, options.observations, options.dtype)
+    return Custom(
+        options.inputs(obs), JoinAction(module) if options.action_size else module, layers, options.observations
+    )
 
 
 def make(
