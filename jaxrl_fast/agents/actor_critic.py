@@ -29,6 +29,7 @@ from jaxrl_fast.types import (
     PolicyInput,
     PyTree,
     Rollout,
+    SampleNoise,
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -160,7 +161,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         exploit=partial(_exploit, context, policy),
         update=partial(update, context, gradient_step),
         rollout_length=context.ratio.steps_per_update // context.num_envs,
-        sample_noise=partial(action_noise.sample_noise, size),
+        sample_noise=SampleNoise(partial(action_noise.sample_noise, size), ("normal",)),
         initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
         policy_state=lambda state: state._replace(replay=()),
         parameters=lambda state: (state.learner.params, state.learner.target_params),

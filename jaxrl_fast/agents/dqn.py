@@ -44,6 +44,7 @@ from jaxrl_fast.types import (
     PolicyInput,
     PyTree,
     Rollout,
+    SampleNoise,
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -116,7 +117,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         explore=partial(explore, context),
         exploit=partial(exploit, context),
         update=partial(update, context),
-        sample_noise=partial(sample_noise, context),
+        sample_noise=SampleNoise(partial(sample_noise, context), ("uniform", "normal")),
         rollout_length=num_steps,
         initial_carry=network.initial_carry,
         policy_state=lambda state: state._replace(replay=()),

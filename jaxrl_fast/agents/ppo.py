@@ -167,7 +167,7 @@ def policy_of(config: Config, spec: EnvSpec) -> tuple[distributions.Head, networ
     squash = squashes(chosen)
     if isinstance(chosen, GSDE) and isinstance(spec.action, Box):
         network = networks.actor_critic(spec.obs, spec.action.num_outputs, options, with_features=True)
-        return state_noise.head(spec.action, squash, network.num_features), network
+        return state_noise.Head(spec.action, squash, network.num_features), network
     log_std_offset = chosen.log_std_init if isinstance(chosen, StateDependent) else None
     head = distributions.head(spec.action, squash, log_std_offset)
     return head, networks.actor_critic(spec.obs, head.num_outputs, options)

@@ -28,6 +28,7 @@ from jaxrl_fast.types import (
     PolicyInput,
     PyTree,
     Rollout,
+    SampleNoise,
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
@@ -101,7 +102,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         explore=partial(explore, context),
         exploit=partial(exploit, context),
         update=partial(update, context),
-        sample_noise=exploration.sample_noise,
+        sample_noise=SampleNoise(exploration.sample_noise, ("uniform",)),
         rollout_length=config.rollout_length,
         initial_carry=network.initial_carry,
         parameters=lambda state: state.params,

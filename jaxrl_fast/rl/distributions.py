@@ -9,14 +9,14 @@ they are in nats. `sample_from` takes noise drawn in bulk; `sample(key)` is `sam
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.types import Box, Discrete, Key, MultiDiscrete, PyTree, Space
+from jaxrl_fast.types import Discrete, Key, Law, MultiDiscrete, PyTree, SampleNoise, Space
 
 FORBIDDEN = -1e9  # logit or value of a masked action: finite, so that 0 times it is 0
 
@@ -227,14 +227,92 @@ class TanhGaussian(NamedTuple):
         return Gaussian(self.mean, self.log_std)
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True)
+class Head:
     """The distribution over an action space, with the outputs, parameters and noise that it requires."""
 
-    num_outputs: int  # of the network
-    init: Callable[[float], PyTree]  # additional parameters, from a log standard deviation: () or f32 [D]
-    make: Callable[..., Any]  # (outputs [..., num_outputs], parameters, mask=()) -> distribution
-    sample_noise: Callable[[Key, int, int], Array]  # (key, T, N): noise for `sample_from`, [T, N, ...]
-    to_action: Callable[[Array], Array]  # from a sample to the action
+    space: Any
+    law: ClassVar[Law] = "gumbel"  # of the noise
+
+    @property
+    def num_outputs(self) -> int:
+        """Return the number of the network's outputs."""
+        return int(self.space.num_outputs)
+
+    @property
+    def sample_noise(self) -> Callable[[Key, int, int], Array]:
+        """Return the function (key, T, N) to noise for `sample_from`, [T, N, ...]."""
+        draw, size = getattr(jax.random, self.law), self.space.num_outputs
+        return SampleNoise(lambda key, num_steps, num_envs: draw(key, (num_steps, num_envs, size)), (self.law,))
+
+    def init(self, log_std: float) -> PyTree:
+        """Return additional parameters, from a log standard deviation; () if there are none."""
+        return ()
+
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Any:
+        """Return the distribution for outputs [..., num_outputs], additional parameters and an action mask."""
+        raise NotImplementedError
+
+    def to_action(self, sample: Array) -> Array:
+        """Return the action of a sample."""
+        return sample
+
+
+class CategoricalHead(Head):
+    """A Categorical with the outputs as logits."""
+
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Categorical:
+        return Categorical(masked(outputs, mask))
+
+
+class MultiCategoricalHead(Head):
+    """A MultiCategorical with the outputs as logits."""
+
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> MultiCategorical:
+        return MultiCategorical(masked(outputs, mask), self.space.nums)
+
+
+@dataclass(frozen=True)
+class GaussianHead(Head):
+    """A Gaussian, or with `squash` a TanhGaussian. Log standard deviations are parameters [D], for all states."""
+
+    squash: bool = False
+    law: ClassVar[Law] = "normal"
+
+    def __post_init__(self) -> None:
+        if len(self.space.shape) != 1:
+            raise ValueError(f"action: requires shape [D], got {list(self.space.shape)}")
+
+    def init(self, log_std: float) -> PyTree:
+        return jnp.full(self.space.shape, log_std, jnp.float32)
+
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+        return self.distribution(outputs, jnp.broadcast_to(params, outputs.shape))
+
+    def distribution(self, mean: Array, log_std: Array) -> Gaussian | TanhGaussian:
+        """Return the distribution with these parameters, before the tanh."""
+        return TanhGaussian(mean, log_std) if self.squash else Gaussian(mean, log_std)
+
+    def to_action(self, sample: Array) -> Array:
+        return jnp.tanh(sample) if self.squash else sample
+
+
+@dataclass(frozen=True)
+class StateGaussianHead(GaussianHead):
+    """The same with log standard deviations that depend on the state: further outputs, plus `offset`."""
+
+    offset: float | Array = 0.0
+
+    @property
+    def num_outputs(self) -> int:
+        return 2 * super().num_outputs
+
+    def init(self, log_std: float) -> PyTree:
+        return ()
+
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        return self.distribution(mean, log_std + self.offset)
 
 
 def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array | None = None) -> Head:
@@ -243,32 +321,13 @@ def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array 
     The log standard deviations of a Gaussian are parameters, the same in all states. With `log_std_offset`, they are
     further outputs of the network plus that number. Raises ValueError for a Box that is not of shape [D].
     """
-    same = lambda x: x
-    gumbel = lambda key, num_steps, num_envs: jax.random.gumbel(key, (num_steps, num_envs, space.num_outputs))
     if isinstance(space, Discrete):
-        return Head(space.num, lambda _: (), lambda x, _, mask=(): Categorical(masked(x, mask)), gumbel, same)
+        return CategoricalHead(space)
     if isinstance(space, MultiDiscrete):
-        make = lambda x, _, mask=(): MultiCategorical(masked(x, mask), space.nums)
-        return Head(space.num_outputs, lambda _: (), make, gumbel, same)
-    assert isinstance(space, Box)
-    if len(space.shape) != 1:
-        raise ValueError(f"action: requires shape [D], got {list(space.shape)}")
-    kind = TanhGaussian if tanh_squash else Gaussian
-    head = Head(
-        num_outputs=space.num_outputs,
-        init=partial(jnp.full, space.shape, dtype=jnp.float32),
-        make=lambda x, log_std, mask=(): kind(x, jnp.broadcast_to(log_std, x.shape)),
-        sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs, *space.shape)),
-        to_action=jnp.tanh if tanh_squash else same,
-    )
+        return MultiCategoricalHead(space)
     if log_std_offset is None:
-        return head
-
-    def of_state(x: Array, _: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
-        mean, log_std = jnp.split(x, 2, axis=-1)
-        return kind(mean, log_std + log_std_offset)
-
-    return head._replace(num_outputs=2 * space.num_outputs, init=lambda _: (), make=of_state)
+        return GaussianHead(space, tanh_squash)
+    return StateGaussianHead(space, tanh_squash, log_std_offset)
 
 
 def _expect(logits: Array, x: Array) -> Array:
