@@ -3,7 +3,7 @@
 A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced by `kernels.portable`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -78,11 +78,8 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         for i, one, x in zip(places, noise, given, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
         inputs = PolicyInput(env.view.encode_obs(jax.tree.map(lambda x: x[None], obs)))
-        carry, remembered = jax.tree.leaves(initial), iter(memory)
-        carry = [next(remembered)[None] if flag else x for x, flag in zip(carry, is_memory, strict=True)]
-        decision = decide(
-            state, inputs, jax.tree.unflatten(jax.tree.structure(initial), carry), structure.unflatten(filled)
-        )
+        carry = with_memory(initial, is_memory, [x[None] for x in memory])
+        decision = decide(state, inputs, carry, structure.unflatten(filled))
         following = tuple(x[0] for x, flag in zip(jax.tree.leaves(decision.carry), is_memory) if flag)
         return env.view.to_env_action(decision.action)[0], following
 
@@ -98,6 +95,13 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     with kernels.portable():
         action, _ = jax.eval_shape(act, obs, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
     return PolicyFunction(act, draw, obs, noise, action, memory)
+
+
+def with_memory(carry: PyTree, is_memory: list[bool], memory: Iterable[Array]) -> PyTree:
+    """Return a carry whose leaves that `is_memory` marks are replaced by the arrays of a memory."""
+    leaves, structure = jax.tree.flatten(carry)
+    given = iter(memory)
+    return structure.unflatten([next(given) if flag else x for x, flag in zip(leaves, is_memory, strict=True)])
 
 
 def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
@@ -158,11 +162,11 @@ def _is_random(part: Array) -> bool:
 def _describe(agent: Agent, parts: list[Array], axes: list[int | None]) -> tuple[Noise, ...]:
     """Return the names, shapes and distributions of the random parts of a decision's noise."""
     found: list[Noise] = []
-    laws = agent.sample_noise.laws if isinstance(agent.sample_noise, SampleNoise) else ("",)
+    laws = agent.sample_noise.laws if isinstance(agent.sample_noise, SampleNoise) else ()
     for part, axis in zip(parts, axes, strict=True):
         if _is_random(part):
             shape = part.shape if axis is None else (*part.shape[:axis], *part.shape[axis + 1 :])
-            law = laws[min(len(found), len(laws) - 1)]
+            law = laws[min(len(found), len(laws) - 1)] if laws else ""
             same = sum(one.law == law for one in found)
             name = (law or "noise") + (f"_{same + 1}" if same else "")
             found.append(Noise(name, ShapeDtypeStruct(shape, part.dtype), law, axis))
