@@ -26,7 +26,7 @@ from jaxrl_fast import train as train_command
 from jaxrl_fast.networks.ensemble import ensemble
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
-from jaxrl_fast.rl import distributions, off_policy
+from jaxrl_fast.rl import distributions, heads, off_policy
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, PolicyInput, PyTree, TimeStep
@@ -208,7 +208,7 @@ def forbidden(num_envs: int) -> Env:
 
 def masked_agent(spec: EnvSpec, rollout_length=8) -> Agent:
     """Policy gradient on masked logits."""
-    head = distributions.head(spec.action)
+    head = heads.head(spec.action)
     network = networks.network(spec.obs, head.num_outputs, networks.Options(hidden=(16,)))
     optimizer = optax.adam(1e-2)
 

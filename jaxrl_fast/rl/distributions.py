@@ -3,20 +3,19 @@
 Leading axes are arbitrary. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or
 the dimension D of one action (Gaussian, TanhGaussian). Log-probabilities, entropies and divergences are summed over D;
 they are in nats. `sample_from` takes noise drawn in bulk; `sample(key)` is `sample_from` with noise drawn from the key.
-`head` returns the distribution for an action space.
+`heads.head` returns the distribution for an action space.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.types import Discrete, Key, Law, MultiDiscrete, PyTree, SampleNoise, Space
+from jaxrl_fast.types import Key
 
 FORBIDDEN = -1e9  # logit or value of a masked action: finite, so that 0 times it is 0
 
@@ -225,109 +224,6 @@ class TanhGaussian(NamedTuple):
     def gaussian(self) -> Gaussian:
         """Return the distribution of x, before the tanh."""
         return Gaussian(self.mean, self.log_std)
-
-
-@dataclass(frozen=True)
-class Head:
-    """The distribution over an action space, with the outputs, parameters and noise that it requires."""
-
-    space: Any
-    law: ClassVar[Law] = "gumbel"  # of the noise
-
-    @property
-    def num_outputs(self) -> int:
-        """Return the number of the network's outputs."""
-        return int(self.space.num_outputs)
-
-    @property
-    def sample_noise(self) -> Callable[[Key, int, int], Array]:
-        """Return the function (key, T, N) to noise for `sample_from`, [T, N, ...]."""
-        draw, size = getattr(jax.random, self.law), self.space.num_outputs
-        return SampleNoise(lambda key, num_steps, num_envs: draw(key, (num_steps, num_envs, size)), (self.law,))
-
-    def init(self, log_std: float) -> PyTree:
-        """Return additional parameters, from a log standard deviation; () if there are none."""
-        return ()
-
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Any:
-        """Return the distribution for outputs [..., num_outputs], additional parameters and an action mask."""
-        raise NotImplementedError
-
-    def to_action(self, sample: Array) -> Array:
-        """Return the action of a sample."""
-        return sample
-
-
-class CategoricalHead(Head):
-    """A Categorical with the outputs as logits."""
-
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Categorical:
-        return Categorical(masked(outputs, mask))
-
-
-class MultiCategoricalHead(Head):
-    """A MultiCategorical with the outputs as logits."""
-
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> MultiCategorical:
-        return MultiCategorical(masked(outputs, mask), self.space.nums)
-
-
-@dataclass(frozen=True)
-class GaussianHead(Head):
-    """A Gaussian, or with `squash` a TanhGaussian. Log standard deviations are parameters [D], for all states."""
-
-    squash: bool = False
-    law: ClassVar[Law] = "normal"
-
-    def __post_init__(self) -> None:
-        if len(self.space.shape) != 1:
-            raise ValueError(f"action: requires shape [D], got {list(self.space.shape)}")
-
-    def init(self, log_std: float) -> PyTree:
-        return jnp.full(self.space.shape, log_std, jnp.float32)
-
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
-        return self.distribution(outputs, jnp.broadcast_to(params, outputs.shape))
-
-    def distribution(self, mean: Array, log_std: Array) -> Gaussian | TanhGaussian:
-        """Return the distribution with these parameters, before the tanh."""
-        return TanhGaussian(mean, log_std) if self.squash else Gaussian(mean, log_std)
-
-    def to_action(self, sample: Array) -> Array:
-        return jnp.tanh(sample) if self.squash else sample
-
-
-@dataclass(frozen=True)
-class StateGaussianHead(GaussianHead):
-    """The same with log standard deviations that depend on the state: further outputs, plus `offset`."""
-
-    offset: float | Array = 0.0
-
-    @property
-    def num_outputs(self) -> int:
-        return 2 * super().num_outputs
-
-    def init(self, log_std: float) -> PyTree:
-        return ()
-
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
-        mean, log_std = jnp.split(outputs, 2, axis=-1)
-        return self.distribution(mean, log_std + self.offset)
-
-
-def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array | None = None) -> Head:
-    """Return the distribution over an action space: categorical, multi-categorical, or (tanh-)Gaussian.
-
-    The log standard deviations of a Gaussian are parameters, the same in all states. With `log_std_offset`, they are
-    further outputs of the network plus that number. Raises ValueError for a Box that is not of shape [D].
-    """
-    if isinstance(space, Discrete):
-        return CategoricalHead(space)
-    if isinstance(space, MultiDiscrete):
-        return MultiCategoricalHead(space)
-    if log_std_offset is None:
-        return GaussianHead(space, tanh_squash)
-    return StateGaussianHead(space, tanh_squash, log_std_offset)
 
 
 def _expect(logits: Array, x: Array) -> Array:

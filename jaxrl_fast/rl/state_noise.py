@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.rl import distributions
+from jaxrl_fast.rl import heads
+from jaxrl_fast.rl.distributions import Gaussian, TanhGaussian
 from jaxrl_fast.types import Key, PyTree, split_keys
 
 EPSILON = 1e-6  # added to the variance, so that features of 0 have a density
@@ -34,7 +35,7 @@ class Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head(distributions.GaussianHead):
+class Head(heads.GaussianHead):
     """The distribution of actions [D], from outputs [..., D + F] of the network: the mean and the features.
 
     Its parameters are log sigma, f32 [F, D]. Its noise is a PRNG key for each step, from which that step's matrices are
@@ -50,15 +51,13 @@ class Head(distributions.GaussianHead):
     def init(self, log_std: float) -> PyTree:
         return jnp.full((self.num_features, *self.space.shape), log_std, jnp.float32)
 
-    def make(
-        self, outputs: Array, params: PyTree, mask: PyTree = ()
-    ) -> distributions.Gaussian | distributions.TanhGaussian:
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
         mean, features = outputs[..., : self.num_outputs], outputs[..., self.num_outputs :]
         features = jax.lax.stop_gradient(features)
         return self.distribution(mean, 0.5 * jnp.log(features**2 @ jnp.exp(2 * params) + EPSILON))
 
 
-def initial_carry(head: distributions.Head) -> Carry:
+def initial_carry(head: heads.Head) -> Carry:
     """Return the carry at the start of an episode, before its first matrix is drawn."""
     return Carry(jnp.zeros_like(head.init(0.0)), jnp.int32(0))
 
