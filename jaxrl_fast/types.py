@@ -4,6 +4,7 @@ N environments step together, and T steps make a rollout. Comments give the shap
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -170,7 +171,8 @@ def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
     return jax.random.split(key, num_steps)
 
 
-class SampleNoise(NamedTuple):
+@dataclass(frozen=True)
+class SampleNoise:
     """A function (key, T, N) to noise for T decisions, [T, ...], that names the distributions of its numbers."""
 
     draw: Callable[[Key, int, int], PyTree]

@@ -58,7 +58,7 @@ def _conv2d_c(x: Array, kernel: Array, bias: Array, stride: int, activation: str
     shape = _output_shape(x, kernel, stride)
     scratch = [jax.ShapeDtypeStruct((math.prod(shape[1:3]) + kernel.size // shape[-1],), jnp.int32), _image_scratch(x)]
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype), *scratch]
-    return call("conv2d_forward", results, activation, **_attributes(x, stride))(x, kernel, bias)[0]
+    return call("conv2d_forward", results, activation, _attributes(x, stride))(x, kernel, bias)[0]
 
 
 def _forward(x, kernel, bias, stride, activation):
@@ -79,7 +79,7 @@ def _backward(stride, activation, residuals, g):
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype) for shape in shapes]
     results += [jax.ShapeDtypeStruct((num_offsets,), jnp.int32), _image_scratch(x)]
     results += [jax.ShapeDtypeStruct(x.shape, x.dtype)] if needs_x is not None else []
-    backward = call("conv2d_backward", results, activation, **_attributes(x, stride))
+    backward = call("conv2d_backward", results, activation, _attributes(x, stride))
     grad_kernel, grad_bias, _, _, _, _, _, *grad_x = backward(x, kernel, y, g)
     return grad_x[0] if grad_x else None, grad_kernel, grad_bias
 

@@ -55,10 +55,9 @@ def _is_transposed(inputs: tuple[int, ...], num_outputs: int, num_rows: int) -> 
 def _dense_c(x: Array, kernel: Array, bias: Array, activation: str, transposed_input: bool) -> Array:
     """Compute the layer for x [R, I] in C."""
     result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
-    layouts = dict(input_layouts=[_layout(transposed_input), None, None])
+    numbers, layouts = {"transposed_input": transposed_input}, [_layout(transposed_input), None, None]
     kernel = kernel.T if kernel.shape[1] < MIN_VECTOR_OUTPUTS else kernel
-    forward = call("dense_forward", result, activation, layouts, transposed_input=transposed_input)
-    return forward(x, kernel, bias)
+    return call("dense_forward", result, activation, numbers, input_layouts=layouts)(x, kernel, bias)
 
 
 def _forward(x, kernel, bias, activation, transposed_input):
@@ -79,7 +78,7 @@ def _backward(activation, transposed_input, residuals, g):
     layouts = dict(
         input_layouts=[layout, None, None, None], output_layouts=[None, None, None, None, layout][: len(shapes)]
     )
-    backward = call("dense_backward", results, activation, layouts, transposed_input=transposed_input)
+    backward = call("dense_backward", results, activation, {"transposed_input": transposed_input}, **layouts)
     grad_kernel, grad_bias, _, _, *grad_x = backward(x, kernel, y, g)
     return grad_x[0] if grad_x else None, grad_kernel, grad_bias
 

@@ -35,13 +35,13 @@ def _layer_norm_xla(x: Array, scale: Array, offset: Array, activation: str) -> A
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _layer_norm_c(x: Array, scale: Array, offset: Array, activation: str) -> Array:
     """Normalize x [R, F] in C."""
-    return call("layer_norm_forward", [_like(x)], activation)(x, scale, offset)[0]
+    return call("layer_norm_forward", [_like(x)], activation, {})(x, scale, offset)[0]
 
 
 def _forward(x, scale, offset, activation):
     """Return y and the residuals, among them the normalized rows [R, F] and 1 / deviation [R]."""
     results = [_like(x), _like(x), jax.ShapeDtypeStruct(x.shape[:1], x.dtype)]
-    y, normalized, inverse = call("layer_norm_forward", results, activation)(x, scale, offset)
+    y, normalized, inverse = call("layer_norm_forward", results, activation, {})(x, scale, offset)
     return y, (normalized, scale, y, inverse)
 
 
@@ -49,7 +49,7 @@ def _backward(activation, residuals, g):
     """Return the gradients of x, scale and offset. Scratch memory is requested as one further result."""
     normalized, scale, y, inverse = residuals
     results = [_like(y), _like(scale), _like(scale), _like(y)]
-    backward = call("layer_norm_backward", results, activation)
+    backward = call("layer_norm_backward", results, activation, {})
     grad_x, grad_scale, grad_offset, _ = backward(normalized, scale, y, inverse, g)
     return grad_x, grad_scale, grad_offset
 

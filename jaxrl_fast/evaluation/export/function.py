@@ -101,7 +101,7 @@ def with_memory(carry: PyTree, is_memory: list[bool], memory: Iterable[Array]) -
     """Return a carry whose leaves that `is_memory` marks are replaced by the arrays of a memory."""
     leaves, structure = jax.tree.flatten(carry)
     given = iter(memory)
-    return structure.unflatten([next(given) if flag else x for x, flag in zip(leaves, is_memory, strict=True)])
+    return jax.tree.unflatten(structure, [next(given) if f else x for x, f in zip(leaves, is_memory, strict=True)])
 
 
 def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
