@@ -55,8 +55,9 @@ def conv2d(
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _conv2d_c(x: Array, kernel: Array, bias: Array, stride: int, activation: str) -> Array:
     """Compute the unpadded layer in C. Bytes are not divided by 255 here."""
-    shape = _output_shape(x, kernel, stride)
-    scratch = [jax.ShapeDtypeStruct((math.prod(shape[1:3]) + kernel.size // shape[-1],), jnp.int32), _image_scratch(x)]
+    height, width = ((size - kernel.shape[0]) // stride + 1 for size in x.shape[1:3])
+    shape = x.shape[0], height, width, kernel.shape[-1]
+    scratch = [jax.ShapeDtypeStruct((height * width + kernel.size // shape[-1],), jnp.int32), _image_scratch(x)]
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype), *scratch]
     return call("conv2d_forward", results, activation, _attributes(x, stride))(x, kernel, bias)[0]
 
@@ -85,11 +86,6 @@ def _backward(stride, activation, residuals, g):
 
 
 _conv2d_c.defvjp(_forward, _backward, symbolic_zeros=True)
-
-
-def _output_shape(x: Array, kernel: Array, stride: int) -> tuple[int, ...]:
-    height, width = ((size - kernel.shape[0]) // stride + 1 for size in x.shape[1:3])
-    return x.shape[0], height, width, kernel.shape[-1]
 
 
 def _image_scratch(x: Array) -> jax.ShapeDtypeStruct:

@@ -47,9 +47,8 @@ class ActorCritic(NamedTuple):
     """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
 
     init: Callable[[Key], PyTree]
-    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]; without memory
     critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]; without memory
-    both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # without memory
+    both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # (params, obs) -> ([..., num_outputs], [...]); no memory
     step: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # (params, obs, carry) -> (actor's output, carry)
     act: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # the same, without the critic's part of the carry
     unroll: Callable[..., tuple[tuple[Array, Array], PyTree]]  # (params, obs, carry, reset) -> (both outputs, carry)
@@ -57,14 +56,14 @@ class ActorCritic(NamedTuple):
     num_features: int = 0  # F with `with_features`, which the actor's output ends with
 
 
-def network(obs: PyTree, num_outputs: int, options: Options = Options()) -> Network:
-    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct)."""
+def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) -> Network:
+    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct).
+
+    With None for `num_outputs`, it has one output, without an axis.
+    """
     layer = memory.make(options.memory, options.memory_size)
-    streams: list[nn.Module] = []
-    if options.dueling:
-        trunk, streams = torsos.split(obs, options, 2)
-    else:
-        trunk = torsos.make(obs, options)
+    trunk = torsos.make(obs, options, whole=not options.dueling)
+    streams = [torsos.last_layer(obs, options) for _ in range(2 if options.dueling else 0)]
     module: Any = _Outputs(trunk, layer, streams, num_outputs, options.num_atoms, options.noisy)
     initial_carry = _initial_carry(layer)
 
@@ -117,7 +116,6 @@ def actor_critic(
         num_features = output.shape[-1] - num_outputs
     return ActorCritic(
         init=lambda key: init_params(module, (obs, carry, None), key, options.kernel_init),
-        actor=lambda params, obs: module.apply(params, obs, (), method="actor")[0],
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
         both=lambda params, obs: unroll(params, obs)[0],
         step=partial(module.apply, method="step"),
@@ -134,26 +132,29 @@ class _Outputs(nn.Module):
     torso: nn.Module
     memory: nn.Module | None
     streams: list[nn.Module]  # none, or dense layers of the state's value and of the advantages
-    num_outputs: int
+    num_outputs: int | None  # None: one, without an axis
     num_atoms: int | None
     noisy: bool
 
     def setup(self):
-        widths = (1, self.num_outputs) if self.streams else (self.num_outputs,)
+        widths = (1, self.num_outputs) if self.streams else (self.num_outputs or 1,)
         layer = NoisyDense if self.noisy else Dense
         self.heads = [layer(width * (self.num_atoms or 1), 1.0) for width in widths]
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
         carry, features = _remember(self.memory, carry, self.torso(obs), reset)
+        axis = -1 if self.num_atoms is None else -2  # of the outputs
         if not self.streams:
-            return self._shape(self.heads[0](features), self.num_outputs), carry
-        value, advantage = (head(stream(features)) for head, stream in zip(self.heads, self.streams, strict=True))
-        value, advantage = self._shape(value, 1), self._shape(advantage, self.num_outputs)
-        return value + advantage - advantage.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True), carry
+            output = self._shape(self.heads[0](features))
+            return output.squeeze(axis) if self.num_outputs is None else output, carry
+        value, advantage = (
+            self._shape(head(stream(features))) for head, stream in zip(self.heads, self.streams, strict=True)
+        )
+        return value + advantage - advantage.mean(axis=axis, keepdims=True), carry
 
-    def _shape(self, x, width):
-        return x if self.num_atoms is None else x.reshape(*x.shape[:-1], width, self.num_atoms)
+    def _shape(self, x):
+        return x if self.num_atoms is None else x.reshape(*x.shape[:-1], -1, self.num_atoms)
 
 
 class _ActorCritic(nn.Module):

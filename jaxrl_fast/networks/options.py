@@ -1,9 +1,10 @@
-"""Say in one record what a network needs: its torso, its memory and the form of its outputs."""
+"""Define the record of what a network needs, and the record of what distinguishes a kind of torso."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
@@ -59,6 +60,17 @@ class Options(NamedTuple):
     def inputs(self, obs: PyTree) -> PyTree:
         """Return the shapes and dtypes of a torso's input, for observations like `obs` (ShapeDtypeStruct)."""
         return (obs, ShapeDtypeStruct((self.action_size,), jnp.float32)) if self.action_size else obs
+
+
+class Kind(NamedTuple):
+    """What distinguishes a kind of torso from others."""
+
+    hidden: tuple[int, ...]  # default widths of the dense layers
+    activation: str  # default
+    min_rows: int  # the fewest rows of a gradient step that occupy a core of a CPU
+    layers: Callable[..., nn.Module]  # dense layers, from (obs, options, part: slice, after_memory: bool)
+    stem: Callable[..., nn.Module] | None = None  # from activation, layer_norm and dtype; None: observations are flat
+    min_side: int = 1  # of an image or a board
 
 
 def options_of(config: Algorithm, **outputs: Any) -> Options:

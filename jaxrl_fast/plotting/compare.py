@@ -47,10 +47,6 @@ class Options:
     )
 
 
-class UnreadableRun(ValueError):
-    """Raised if the records of a run cannot be read."""
-
-
 class RunRecords(NamedTuple):
     """The options and records of a run, or of one member of a sweep's group."""
 
@@ -168,7 +164,7 @@ def read_run(folder: Path) -> list[RunRecords]:
     try:
         records = files.read_metrics(folder)
     except (OSError, ValueError) as error:
-        raise UnreadableRun(f"its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
     members: dict[str, RunRecords] = {}
     for record in records:
         own = {name.removeprefix(LABEL): value for name, value in record.items() if name.startswith(LABEL)}

@@ -149,7 +149,8 @@ def test_network_rejects_invalid_custom_module_in_one_line(name, arguments, word
 
 
 def test_options_are_converted_to_type_of_their_defaults():
-    made = custom.make(f"{HERE}:Squares", {"scale": "0.5", "widths": [3, 4]}, VECTOR)
+    options = Options(kind=f"{HERE}:Squares", arguments={"scale": "0.5", "widths": [3, 4]})
+    made = custom.make(VECTOR, options, None).module
     assert (made.scale, made.widths) == (0.5, (3, 4))
 
 

@@ -203,7 +203,7 @@ def test_actor_and_critic_alone_match_both(obs, shared):
     network = networks.actor_critic(obs, 3, shared=shared)
     params, x = start(network), draw(obs, 5)
     output, value = jax.jit(network.both)(params, x)
-    np.testing.assert_allclose(jax.jit(network.actor)(params, x), output, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(network.act)(params, x, ())[0], output, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jax.jit(network.critic)(params, x), value, rtol=1e-5, atol=1e-6)
 
 

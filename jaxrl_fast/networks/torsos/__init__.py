@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks import reading
-from jaxrl_fast.networks.options import Options
+from jaxrl_fast.networks.options import Kind, Options
 from jaxrl_fast.networks.torsos import custom, impala, minatar, mlp, nature, simba
-from jaxrl_fast.networks.torsos.kind import Kind
 from jaxrl_fast.types import PyTree
 
 KINDS = {
@@ -37,23 +36,25 @@ def kind_of(name: str) -> Kind:
     return KINDS.get(name, custom.KIND)
 
 
-def make(obs: PyTree, options: Options = Options()) -> nn.Module:
+def make(obs: PyTree, options: Options = Options(), whole: bool = True) -> nn.Module:
     """Return a module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    The module's `init` fills kernels with their gains; `init.init_params` draws them.
+    Its last dense layer is left out unless it is `whole`. The module's `init` fills kernels with their gains;
+    `init.init_params` draws them.
     """
-    return _with_stem(obs, resolve(obs, options), slice(None))
+    options = resolve(obs, options)
+    kind = kind_of(options.kind)
+    layers = kind.layers(obs, options, slice(None, None if whole else -1))
+    if custom.is_custom(options.kind):
+        return custom.make(obs, options, layers)
+    stem = kind.stem and kind.stem(activation=options.activation, layer_norm=options.layer_norm, dtype=options.dtype)
+    return Torso(options.inputs(obs), stem, layers, options.observations)
 
 
-def split(obs: PyTree, options: Options, num_streams: int) -> tuple[nn.Module, list[nn.Module]]:
-    """Return a torso without its last dense layer, and that layer `num_streams` times, for streams of a network.
-
-    With a memory, the streams read the vectors that it returns, and not the torso's features.
-    """
-    chosen = resolve(obs, options)
-    layers, after_memory = kind_of(chosen.kind).layers, chosen.memory != "none"
-    streams = [layers(obs, chosen, slice(-1, None), after_memory) for _ in range(num_streams)]
-    return _with_stem(obs, chosen, slice(None, -1)), streams
+def last_layer(obs: PyTree, options: Options) -> nn.Module:
+    """Return the last dense layer of a torso. With a memory, it reads the vectors that the memory returns."""
+    options = resolve(obs, options)
+    return kind_of(options.kind).layers(obs, options, slice(-1, None), options.memory != "none")
 
 
 def resolve(obs: PyTree, options: Options) -> Options:
@@ -65,16 +66,6 @@ def resolve(obs: PyTree, options: Options) -> Options:
     defaults = kind_of(kind)
     activation = defaults.activation if options.activation == "auto" else options.activation
     return options._replace(kind=kind, hidden=tuple(options.hidden) or defaults.hidden, activation=activation)
-
-
-def _with_stem(obs: PyTree, options: Options, part: slice) -> nn.Module:
-    """Return a torso with some of its dense layers."""
-    kind = kind_of(options.kind)
-    layers = kind.layers(obs, options, part)
-    if custom.is_custom(options.kind):
-        return custom.torso(obs, options, layers)
-    stem = kind.stem and kind.stem(activation=options.activation, layer_norm=options.layer_norm, dtype=options.dtype)
-    return Torso(options.inputs(obs), stem, layers, options.observations)
 
 
 def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:

@@ -10,8 +10,8 @@ from jax import Array
 from jaxrl_fast import kernels
 from jaxrl_fast.networks.conv import Conv
 from jaxrl_fast.networks.dense import LayerNorm
+from jaxrl_fast.networks.options import Kind
 from jaxrl_fast.networks.torsos import mlp
-from jaxrl_fast.networks.torsos.kind import Kind
 
 
 class Residual(nn.Module):

@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxrl_fast import kernels
 from jaxrl_fast.networks.init import declare_kernel
-from jaxrl_fast.networks.options import Options
+from jaxrl_fast.networks.options import Kind, Options
 from jaxrl_fast.networks.torsos import mlp
-from jaxrl_fast.networks.torsos.kind import Kind
 from jaxrl_fast.types import PyTree
 
 

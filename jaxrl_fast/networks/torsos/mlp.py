@@ -6,8 +6,7 @@ import numpy as np
 
 from jaxrl_fast.networks.batch_renorm import BatchRenorm, RenormOptions
 from jaxrl_fast.networks.dense import Dense, LayerNorm, NoisyDense
-from jaxrl_fast.networks.options import Options
-from jaxrl_fast.networks.torsos.kind import Kind
+from jaxrl_fast.networks.options import Kind, Options
 from jaxrl_fast.types import PyTree
 
 
@@ -40,15 +39,8 @@ class MLP(nn.Module):
 
 def layers(obs: PyTree, options: Options, part: slice, after_memory: bool = False, input_axes: int = 1) -> MLP:
     """Return some of the dense layers of a torso."""
-    return MLP(
-        options.hidden[part],
-        options.activation,
-        options.layer_norm,
-        options.dtype,
-        options.noisy,
-        input_axes,
-        options.batch_renorm,
-    )
+    of_all = options.activation, options.layer_norm, options.dtype, options.noisy
+    return MLP(options.hidden[part], *of_all, input_axes, options.batch_renorm)
 
 
 KIND = Kind((64, 64), "tanh", 512, layers)

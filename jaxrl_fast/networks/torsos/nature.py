@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxrl_fast.networks.conv import Conv
 from jaxrl_fast.networks.dense import LayerNorm
+from jaxrl_fast.networks.options import Kind
 from jaxrl_fast.networks.torsos import mlp
-from jaxrl_fast.networks.torsos.kind import Kind
 
 MIN_SIDE = 36  # for three convolutions
 

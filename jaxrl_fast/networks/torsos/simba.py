@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.networks.dense import Dense, LayerNorm
-from jaxrl_fast.networks.options import Options
-from jaxrl_fast.networks.torsos.kind import Kind
+from jaxrl_fast.networks.options import Kind, Options
 from jaxrl_fast.types import PyTree
 
 EXPANSION = 4  # of the inner layer of a residual block
