@@ -26,7 +26,7 @@ from jaxrl_fast import train as train_command
 from jaxrl_fast.networks.ensemble import ensemble
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
-from jaxrl_fast.rl import distributions, off_policy
+from jaxrl_fast.rl import distributions, heads, off_policy
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, PolicyInput, PyTree, TimeStep
@@ -64,9 +64,9 @@ def twin_critics(spec: EnvSpec, rollout_length=4, batch_size=64) -> Agent:
     steps = rollout_length * spec.num_envs
     buffer = replay.uniform(replay.ReplayConfig(512 // spec.num_envs, spec.num_envs), spec)
     ratio = off_policy.ReplayRatio(Fraction(1, 2), 64, steps)
-    actor = networks.network(spec.obs, spec.action.num_outputs, hidden=(32,))
+    actor = networks.network(spec.obs, spec.action.num_outputs, networks.Options(hidden=(32,)))
     action_like = ShapeDtypeStruct(spec.action.shape, jnp.float32)
-    critics = ensemble(networks.network((spec.obs, action_like), 1, hidden=(32,)), 2)
+    critics = ensemble(networks.network((spec.obs, action_like), 1, networks.Options(hidden=(32,))), 2)
     optimizer = optax.adam(3e-3)
     act = lambda params, obs: jnp.tanh(actor.apply(params, obs))
     value = lambda params, obs, action: critics.apply(params, (obs, action))[..., 0]  # [2, B]
@@ -122,7 +122,9 @@ def test_off_policy_agent_with_twin_critics_learns():
 
 def recurrent_agent(spec: EnvSpec, rollout_length=12) -> Agent:
     """Policy gradient with a GRU that is unrolled from the carry at the start of the rollout."""
-    network = networks.network(spec.obs, spec.action.num_outputs, memory="gru", memory_size=16, hidden=(16,))
+    network = networks.network(
+        spec.obs, spec.action.num_outputs, networks.Options(memory="gru", memory_size=16, hidden=(16,))
+    )
     optimizer = optax.adam(1e-2)
 
     def act(decide, state, inputs, carry, key):
@@ -166,7 +168,7 @@ def test_unroll_equals_stepwise_outputs_of_acting_policy():
     """The outputs of an unroll equal those of the policy while acting, also at episode starts."""
     env = probes.remember(4)
     agent = recurrent_agent(env.spec)
-    network = networks.network(env.spec.obs, 2, memory="gru", memory_size=16, hidden=(16,))
+    network = networks.network(env.spec.obs, 2, networks.Options(memory="gru", memory_size=16, hidden=(16,)))
     state = jax.jit(agent.init)(jax.random.key(0))
     told = lambda state, inputs, carry, key: Decision(
         *agent.explore(state, inputs, carry, key)[:2], extras=network.step(state[0], inputs.obs, carry)[0]
@@ -206,8 +208,8 @@ def forbidden(num_envs: int) -> Env:
 
 def masked_agent(spec: EnvSpec, rollout_length=8) -> Agent:
     """Policy gradient on masked logits."""
-    head = distributions.head(spec.action)
-    network = networks.network(spec.obs, head.num_outputs, hidden=(16,))
+    head = heads.head(spec.action)
+    network = networks.network(spec.obs, head.num_outputs, networks.Options(hidden=(16,)))
     optimizer = optax.adam(1e-2)
 
     def act(sample, state, inputs, carry, key):

@@ -29,6 +29,7 @@ from jaxrl_fast.types import (
     PolicyInput,
     PyTree,
     Rollout,
+    SampleNoise,
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -110,7 +111,7 @@ def make_context(
     of_policy = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
     optimizer = partial(optim.make_optimizer, options=config.optimizer, transform=transform_gradient)
     options = networks.options_of(config)
-    of_critic = options | dict(
+    of_critic = options._replace(
         hidden=config.critic_hidden_sizes or config.network.hidden_sizes,
         layer_norm=config.network.layer_norm or config.critic_layer_norm,
         batch_renorm=RenormOptions(config.target.momentum, config.target.warmup) if config.crossq else None,
@@ -123,8 +124,8 @@ def make_context(
         replay=replay.make(buffer, spec, parallelism, replay.priority_exponent(config.replay)),
         ratio=ratio,
         num_updates=num_updates,
-        actor=networks.network(spec.obs, outputs_per_number * size, **options),
-        critic=critics(spec.obs, size, config.num_critics, **of_critic),
+        actor=networks.network(spec.obs, outputs_per_number * size, options),
+        critic=critics(spec.obs, size, config.num_critics, of_critic),
         value_head=value_distributions.head_of(config.value),
         learning_rate=schedules,
         optimizer=Params(*map(optimizer, Params(of_policy, schedules.critic, of_policy))),
@@ -160,7 +161,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         exploit=partial(_exploit, context, policy),
         update=partial(update, context, gradient_step),
         rollout_length=context.ratio.steps_per_update // context.num_envs,
-        sample_noise=partial(action_noise.sample_noise, size),
+        sample_noise=SampleNoise(partial(action_noise.sample_noise, size), ("normal",)),
         initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
         policy_state=lambda state: state._replace(replay=()),
         parameters=lambda state: (state.learner.params, state.learner.target_params),

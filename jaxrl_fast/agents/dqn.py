@@ -44,6 +44,7 @@ from jaxrl_fast.types import (
     PolicyInput,
     PyTree,
     Rollout,
+    SampleNoise,
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -94,15 +95,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     check(config, spec, parallelism, num_steps, ratio)
     num_rows = config.replay.size // ratio.steps_per_update * num_steps
-    network = networks.network(
-        spec.obs,
-        exploration.num_actions(spec, "dqn"),
-        num_atoms=value_distributions.num_atoms(config.value),
-        dueling=config.dueling,
-        noisy=config.noisy,
-        **networks.options_of(config),
-        **networks.memory_of(config),
-    )
+    num_atoms = value_distributions.num_atoms(config.value)
+    options = networks.options_of(config, num_atoms=num_atoms, dueling=config.dueling, noisy=config.noisy)
+    network = networks.network(spec.obs, exploration.num_actions(spec, "dqn"), options)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_gradient_steps)
     context = Context(
@@ -122,7 +117,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         explore=partial(explore, context),
         exploit=partial(exploit, context),
         update=partial(update, context),
-        sample_noise=partial(sample_noise, context),
+        sample_noise=SampleNoise(partial(sample_noise, context), ("uniform", "normal")),
         rollout_length=num_steps,
         initial_carry=network.initial_carry,
         policy_state=lambda state: state._replace(replay=()),

@@ -17,7 +17,7 @@ from jaxrl_fast.options.explore import GSDE, StateDependent, squashes
 from jaxrl_fast.options.optimizer import AdaptiveKL
 from jaxrl_fast.options.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sequences, sgd, state_noise
+from jaxrl_fast.rl import distributions, heads, minibatch, normalize, optim, returns, sequences, sgd, state_noise
 from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
 from jaxrl_fast.types import (
     Agent,
@@ -100,7 +100,7 @@ class Context(NamedTuple):
     config: Config
     spec: EnvSpec
     parallelism: Parallelism
-    head: distributions.Head
+    head: heads.Head
     network: networks.ActorCritic
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
@@ -160,17 +160,17 @@ def make(
     )
 
 
-def policy_of(config: Config, spec: EnvSpec) -> tuple[distributions.Head, networks.ActorCritic]:
+def policy_of(config: Config, spec: EnvSpec) -> tuple[heads.Head, networks.ActorCritic]:
     """Return the distribution over actions, and the network that outputs its parameters."""
-    options = networks.options_of(config) | networks.memory_of(config)
+    options = networks.options_of(config)
     chosen = config.policy
     squash = squashes(chosen)
     if isinstance(chosen, GSDE) and isinstance(spec.action, Box):
-        network = networks.actor_critic(spec.obs, spec.action.num_outputs, with_features=True, **options)
-        return state_noise.head(spec.action, squash, network.num_features), network
+        network = networks.actor_critic(spec.obs, spec.action.num_outputs, options, with_features=True)
+        return state_noise.Head(spec.action, squash, network.num_features), network
     log_std_offset = chosen.log_std_init if isinstance(chosen, StateDependent) else None
-    head = distributions.head(spec.action, squash, log_std_offset)
-    return head, networks.actor_critic(spec.obs, head.num_outputs, **options)
+    head = heads.head(spec.action, squash, log_std_offset)
+    return head, networks.actor_critic(spec.obs, head.num_outputs, options)
 
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:

@@ -28,6 +28,7 @@ from jaxrl_fast.types import (
     PolicyInput,
     PyTree,
     Rollout,
+    SampleNoise,
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
@@ -91,12 +92,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     Raises ValueError if options contradict each other or the environment.
     """
     sequences.validate(config, spec, parallelism.num_shards)
-    network = networks.network(
-        spec.obs,
-        exploration.num_actions(spec, "pqn"),
-        **networks.options_of(config),
-        **networks.memory_of(config),
-    )
+    network = networks.network(spec.obs, exploration.num_actions(spec, "pqn"), networks.options_of(config))
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_updates * num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
@@ -106,7 +102,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         explore=partial(explore, context),
         exploit=partial(exploit, context),
         update=partial(update, context),
-        sample_noise=exploration.sample_noise,
+        sample_noise=SampleNoise(exploration.sample_noise, ("uniform",)),
         rollout_length=config.rollout_length,
         initial_carry=network.initial_carry,
         parameters=lambda state: state.params,

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from jaxrl_fast.kernels import blocks, build, dispatch
-from jaxrl_fast.kernels.activations import ACTIVATIONS, index
+from jaxrl_fast.kernels import blocks, dispatch
+from jaxrl_fast.kernels.activations import ACTIVATIONS, call
 from jaxrl_fast.kernels.matmul import multiply, multiply_rows
 
 WHITE = 255  # the largest value of a byte, which counts as 1
@@ -38,10 +38,15 @@ def conv2d(
     if dispatch.use_c("conv", kernel, bias) and dispatch.on_cpu(x):
         kernel = kernel / WHITE if x.dtype == jnp.uint8 else kernel
         return _conv2d_c(jnp.pad(x, pads), kernel, bias, stride, activation)
-    layer = partial(_conv2d_xla, kernel=kernel, bias=bias, stride=stride, pads=pads, activation=activation)
-    if dispatch.on_cpu(x, kernel, bias):
-        return blocks.in_blocks(partial(layer, convolve=convolve_patches), x, blocks.MAX_IMAGES)
-    return layer(x, convolve=convolve_xla)
+    on_cpu = dispatch.on_cpu(x, kernel, bias)
+    convolve = convolve_patches if on_cpu else convolve_xla
+
+    def layer(x: Array) -> Array:
+        x = x.astype(kernel.dtype) / WHITE if x.dtype == jnp.uint8 else x
+        y = convolve(jnp.pad(x, pads), kernel, stride)
+        return ACTIVATIONS[activation](y + jnp.broadcast_to(bias, y.shape))
+
+    return blocks.in_blocks(layer, x, blocks.MAX_IMAGES) if on_cpu else layer(x)
 
 
 # In C
@@ -50,10 +55,11 @@ def conv2d(
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _conv2d_c(x: Array, kernel: Array, bias: Array, stride: int, activation: str) -> Array:
     """Compute the unpadded layer in C. Bytes are not divided by 255 here."""
-    shape = _output_shape(x, kernel, stride)
-    scratch = [jax.ShapeDtypeStruct((math.prod(shape[1:3]) + kernel.size // shape[-1],), jnp.int32), _image_scratch(x)]
+    height, width = ((size - kernel.shape[0]) // stride + 1 for size in x.shape[1:3])
+    shape = x.shape[0], height, width, kernel.shape[-1]
+    scratch = [jax.ShapeDtypeStruct((height * width + kernel.size // shape[-1],), jnp.int32), _image_scratch(x)]
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype), *scratch]
-    return _call("conv2d_forward", results, x, stride, activation)(x, kernel, bias)[0]
+    return call("conv2d_forward", results, activation, _attributes(x, stride))(x, kernel, bias)[0]
 
 
 def _forward(x, kernel, bias, stride, activation):
@@ -74,17 +80,12 @@ def _backward(stride, activation, residuals, g):
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype) for shape in shapes]
     results += [jax.ShapeDtypeStruct((num_offsets,), jnp.int32), _image_scratch(x)]
     results += [jax.ShapeDtypeStruct(x.shape, x.dtype)] if needs_x is not None else []
-    call = _call("conv2d_backward", results, x, stride, activation)
-    grad_kernel, grad_bias, _, _, _, _, _, *grad_x = call(x, kernel, y, g)
+    backward = call("conv2d_backward", results, activation, _attributes(x, stride))
+    grad_kernel, grad_bias, _, _, _, _, _, *grad_x = backward(x, kernel, y, g)
     return grad_x[0] if grad_x else None, grad_kernel, grad_bias
 
 
 _conv2d_c.defvjp(_forward, _backward, symbolic_zeros=True)
-
-
-def _output_shape(x: Array, kernel: Array, stride: int) -> tuple[int, ...]:
-    height, width = ((size - kernel.shape[0]) // stride + 1 for size in x.shape[1:3])
-    return x.shape[0], height, width, kernel.shape[-1]
 
 
 def _image_scratch(x: Array) -> jax.ShapeDtypeStruct:
@@ -97,27 +98,17 @@ def _num_parts(x: Array) -> int:
     return max(1, min(MAX_PARTS, len(x) // IMAGES_PER_PART))
 
 
-def _call(name, results, x, stride, activation):
-    """Return the C function with its attributes.
+def _attributes(x: Array, stride: int) -> dict[str, int]:
+    """Return the attributes of a C function.
 
     XLA's threads compute parts, unless this is traced for one of several devices, to which the other cores belong. The
     number of threads changes no bit.
     """
     multithreaded = math.prod(jax.sharding.get_abstract_mesh().axis_sizes) == 1
-    numbers = {"multithreaded": multithreaded, "parts": _num_parts(x), "stride": stride}
-    attributes = {name: np.int32(value) for name, value in numbers.items()}
-    call = build.call(name, results, vmap_method="broadcast_all")
-    return partial(call, activation=index(activation), **attributes)
+    return {"multithreaded": multithreaded, "parts": _num_parts(x), "stride": stride}
 
 
 # By XLA
-
-
-def _conv2d_xla(x, kernel, bias, stride, pads, activation, convolve):
-    """Compute the layer by XLA, with `convolve` one of the two functions below."""
-    x = x.astype(kernel.dtype) / WHITE if x.dtype == jnp.uint8 else x
-    y = convolve(jnp.pad(x, pads), kernel, stride)
-    return ACTIVATIONS[activation](y + jnp.broadcast_to(bias, y.shape))
 
 
 def convolve_xla(x: Array, kernel: Array, stride: int) -> Array:

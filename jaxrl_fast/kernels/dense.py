@@ -5,12 +5,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from jaxrl_fast.kernels import blocks, build, dispatch
-from jaxrl_fast.kernels.activations import ACTIVATIONS, index
+from jaxrl_fast.kernels import blocks, dispatch
+from jaxrl_fast.kernels.activations import ACTIVATIONS, call
 from jaxrl_fast.kernels.matmul import dot_on_cpu
 
 MIN_VECTOR_OUTPUTS = 8  # with fewer outputs, dense.c vectorizes over the inputs; it defines the same name and value
@@ -56,9 +55,9 @@ def _is_transposed(inputs: tuple[int, ...], num_outputs: int, num_rows: int) -> 
 def _dense_c(x: Array, kernel: Array, bias: Array, activation: str, transposed_input: bool) -> Array:
     """Compute the layer for x [R, I] in C."""
     result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
-    layouts = [_layout(transposed_input), None, None]
+    numbers, layouts = {"transposed_input": transposed_input}, [_layout(transposed_input), None, None]
     kernel = kernel.T if kernel.shape[1] < MIN_VECTOR_OUTPUTS else kernel
-    return _call("dense_forward", result, activation, transposed_input, input_layouts=layouts)(x, kernel, bias)
+    return call("dense_forward", result, activation, numbers, input_layouts=layouts)(x, kernel, bias)
 
 
 def _forward(x, kernel, bias, activation, transposed_input):
@@ -79,8 +78,8 @@ def _backward(activation, transposed_input, residuals, g):
     layouts = dict(
         input_layouts=[layout, None, None, None], output_layouts=[None, None, None, None, layout][: len(shapes)]
     )
-    call = _call("dense_backward", results, activation, transposed_input, **layouts)
-    grad_kernel, grad_bias, _, _, *grad_x = call(x, kernel, y, g)
+    backward = call("dense_backward", results, activation, {"transposed_input": transposed_input}, **layouts)
+    grad_kernel, grad_bias, _, _, *grad_x = backward(x, kernel, y, g)
     return grad_x[0] if grad_x else None, grad_kernel, grad_bias
 
 
@@ -90,8 +89,3 @@ _dense_c.defvjp(_forward, _backward, symbolic_zeros=True)
 def _layout(transposed: bool) -> tuple[int, int] | None:
     """Return the layout of a matrix in memory, major axis first."""
     return (1, 0) if transposed else None
-
-
-def _call(name, results, activation, transposed_input, **layouts):
-    call = build.call(name, results, vmap_method="broadcast_all", **layouts)
-    return partial(call, activation=index(activation), transposed_input=np.int32(transposed_input))

@@ -35,10 +35,9 @@ def call(
     Objects whose addresses a compiled program holds are added to `kept`, and must live as long as the program can run.
     """
     if not build.is_available(KERNEL):
-        empty = lambda: [np.zeros(x.shape, x.dtype) for x in results]
 
         def fill(*values: Any) -> list[np.ndarray]:
-            filled = empty()
+            filled = [np.zeros(x.shape, x.dtype) for x in results]
             function([np.asarray(value) for value in values], filled)
             return filled
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.kernels import build, dispatch
-from jaxrl_fast.kernels.activations import ACTIVATIONS, index
+from jaxrl_fast.kernels import dispatch
+from jaxrl_fast.kernels.activations import ACTIVATIONS, call
 
 EPSILON = 1e-6  # flax's default; same value in csrc/layer_norm.c
 
@@ -35,13 +35,13 @@ def _layer_norm_xla(x: Array, scale: Array, offset: Array, activation: str) -> A
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _layer_norm_c(x: Array, scale: Array, offset: Array, activation: str) -> Array:
     """Normalize x [R, F] in C."""
-    return _call("layer_norm_forward", [_like(x)], activation)(x, scale, offset)[0]
+    return call("layer_norm_forward", [_like(x)], activation, {})(x, scale, offset)[0]
 
 
 def _forward(x, scale, offset, activation):
     """Return y and the residuals, among them the normalized rows [R, F] and 1 / deviation [R]."""
     results = [_like(x), _like(x), jax.ShapeDtypeStruct(x.shape[:1], x.dtype)]
-    y, normalized, inverse = _call("layer_norm_forward", results, activation)(x, scale, offset)
+    y, normalized, inverse = call("layer_norm_forward", results, activation, {})(x, scale, offset)
     return y, (normalized, scale, y, inverse)
 
 
@@ -49,8 +49,8 @@ def _backward(activation, residuals, g):
     """Return the gradients of x, scale and offset. Scratch memory is requested as one further result."""
     normalized, scale, y, inverse = residuals
     results = [_like(y), _like(scale), _like(scale), _like(y)]
-    call = _call("layer_norm_backward", results, activation)
-    grad_x, grad_scale, grad_offset, _ = call(normalized, scale, y, inverse, g)
+    backward = call("layer_norm_backward", results, activation, {})
+    grad_x, grad_scale, grad_offset, _ = backward(normalized, scale, y, inverse, g)
     return grad_x, grad_scale, grad_offset
 
 
@@ -59,7 +59,3 @@ _layer_norm_c.defvjp(_forward, _backward)
 
 def _like(x: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def _call(name, results, activation):
-    return partial(build.call(name, results, vmap_method="broadcast_all"), activation=index(activation))

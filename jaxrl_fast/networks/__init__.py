@@ -3,13 +3,6 @@
 A network is a record of pure functions. Observations are [..., *shape] with any leading axes. Parameters and outputs
 are float32, whatever `dtype` intermediate results have. Layers are computed by `jaxrl_fast.kernels`.
 
-    mlp      any shape, flattened: dense layers of widths `hidden`
-    simba    any shape, flattened: a residual block for each of `hidden`, with layer normalization (Lee et al. 2025)
-    minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
-    nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
-    dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
-    impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
-
 With a memory (`networks.memory`), a recurrent layer follows the torso. `step` and `unroll` then take the carry of each
 environment. `initial_carry` is one environment's carry at the start of an episode. Without a memory, carries are ().
 
@@ -27,13 +20,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.networks import memory as memory_module
-from jaxrl_fast.networks import torso
+from jaxrl_fast.networks import memory, torsos
 from jaxrl_fast.networks.batch_renorm import STATS, with_stats
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
-from jaxrl_fast.options.algorithm import Algorithm
-from jaxrl_fast.options.memory import Recurrent
+from jaxrl_fast.networks.options import Options as Options
+from jaxrl_fast.networks.options import options_of as options_of
 from jaxrl_fast.types import Key, PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -55,9 +47,8 @@ class ActorCritic(NamedTuple):
     """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
 
     init: Callable[[Key], PyTree]
-    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]; without memory
     critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]; without memory
-    both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # without memory
+    both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # (params, obs) -> ([..., num_outputs], [...]); no memory
     step: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # (params, obs, carry) -> (actor's output, carry)
     act: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # the same, without the critic's part of the carry
     unroll: Callable[..., tuple[tuple[Array, Array], PyTree]]  # (params, obs, carry, reset) -> (both outputs, carry)
@@ -65,54 +56,16 @@ class ActorCritic(NamedTuple):
     num_features: int = 0  # F with `with_features`, which the actor's output ends with
 
 
-def options_of(config: Algorithm) -> dict[str, Any]:
-    """Return the options of an algorithm's network, as keywords of `network` and `actor_critic`."""
-    chosen = config.network
-    return dict(
-        kind=chosen.kind,
-        arguments=chosen.arguments,
-        observations=chosen.observations,
-        hidden=chosen.hidden_sizes,
-        activation=chosen.activation,
-        layer_norm=chosen.layer_norm,
-        kernel_init=chosen.kernel_init,
-        dtype=jnp.dtype(chosen.compute_dtype),
-    )
+def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) -> Network:
+    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct).
 
-
-def memory_of(config: Algorithm) -> dict[str, Any]:
-    """Return the options of an algorithm's memory, as keywords of `network` and `actor_critic`."""
-    chosen = config.memory
-    return dict(memory=chosen.kind, memory_size=chosen.size) if isinstance(chosen, Recurrent) else {}
-
-
-def network(
-    obs: PyTree,
-    num_outputs: int,
-    *,
-    num_atoms: int | None = None,
-    dueling: bool = False,
-    gain: float = 1.0,
-    kernel_init: str = "orthogonal",
-    memory: str = "none",
-    memory_size: int = 128,
-    **options,
-) -> Network:
-    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct). `options` are `torso.Options`.
-
-    `kernel_init` is one of `init.KINDS`, `memory` is "none" or one of `networks.memory.KINDS`.
-
-    With `num_atoms`, each output is a distribution of `num_atoms` numbers. With `dueling`, two streams each have the
-    last dense layer and a head. One gives the state's value, the other the advantages minus their mean (Wang et al.
-    2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
+    With None for `num_outputs`, it has one output, without an axis.
     """
-    layer, initial_carry = _memory(memory, memory_size)
-    streams: list[nn.Module] = []
-    if dueling:
-        trunk, streams = torso.split(obs, 2, layer is not None, **options)
-    else:
-        trunk = torso.make(obs, **options)
-    module: Any = _Outputs(trunk, layer, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
+    layer = memory.make(options.memory, options.memory_size)
+    trunk = torsos.make(obs, options, whole=not options.dueling)
+    streams = [torsos.last_layer(obs, options) for _ in range(2 if options.dueling else 0)]
+    module: Any = _Outputs(trunk, layer, streams, num_outputs, options.num_atoms, options.noisy)
+    initial_carry = _initial_carry(layer)
 
     def unroll(params, obs, carry=(), reset=None, noise=()):
         return module.apply({**params, "noise": noise} if noise else params, (obs, carry, reset))
@@ -121,9 +74,9 @@ def network(
         (output, _), changed = module.apply(with_stats(params, batch_stats), (obs, (), None), mutable=[STATS])
         return output, changed[STATS]
 
-    inputs = torso.with_action(obs, options.get("action_size", 0)), initial_carry, None
+    inputs = options.inputs(obs), initial_carry, None
     return Network(
-        init=lambda key: init_params(module, inputs, key, kernel_init),
+        init=lambda key: init_params(module, inputs, key, options.kernel_init),
         apply=lambda params, obs, noise=(): unroll(params, obs, noise=noise)[0],
         noise=lambda key, shape: layer_noise(module, inputs, key, shape),
         step=lambda params, obs, carry, noise=(): unroll(params, obs, carry, None, noise),
@@ -137,46 +90,38 @@ def network(
 def actor_critic(
     obs: PyTree,
     num_outputs: int,
+    options: Options = Options(),
     *,
-    kind: str = "auto",
-    observations: str = "auto",
     shared: bool | None = None,
     actor_gain: float = 0.01,
-    critic_gain: float = 1.0,
     with_features: bool = False,
-    kernel_init: str = "orthogonal",
-    memory: str = "none",
-    memory_size: int = 128,
-    **options,
 ) -> ActorCritic:
-    """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `network`.
+    """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct).
 
     By default, the two share a convolutional torso and its memory. With an mlp, each has a torso and a memory, and the
     carry is a pair, of the actor and of the critic. With `with_features`, the actor's output ends with the features
     [..., F] that its head reads.
     """
-    kind = torso.choose_kind(obs, kind, observations)
-    options |= {"kind": kind, "observations": observations}
-    shared = kind not in torso.VECTORS if shared is None else shared
-    torsos = torso.make(obs, **options), None if shared else torso.make(obs, **options)
-    layer, carry = _memory(memory, memory_size)
-    critic_layer, critic_carry = (None, ()) if shared else _memory(memory, memory_size)
-    module: Any = _ActorCritic(*torsos, layer, critic_layer, num_outputs, actor_gain, critic_gain, with_features)
+    shared = torsos.resolve(obs, options).kind not in torsos.VECTORS if shared is None else shared
+    both = torsos.make(obs, options), None if shared else torsos.make(obs, options)
+    make_memory = partial(memory.make, options.memory, options.memory_size)
+    memories = make_memory(), None if shared else make_memory()
+    carry = _initial_carry(*memories)
+    module: Any = _ActorCritic(*both, *memories, num_outputs, actor_gain, with_features)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     num_features = 0
     if with_features:
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (obs, carry + critic_carry))
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (obs, carry))
         output, _ = jax.eval_shape(partial(module.init_with_output, method="actor"), jax.random.key(0), *one)[0]
         num_features = output.shape[-1] - num_outputs
     return ActorCritic(
-        init=lambda key: init_params(module, (obs, carry + critic_carry, None), key, kernel_init),
-        actor=lambda params, obs: module.apply(params, obs, (), method="actor")[0],
+        init=lambda key: init_params(module, (obs, carry, None), key, options.kernel_init),
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
         both=lambda params, obs: unroll(params, obs)[0],
         step=partial(module.apply, method="step"),
         act=partial(module.apply, method="actor"),
         unroll=unroll,
-        initial_carry=carry + critic_carry,
+        initial_carry=carry,
         num_features=num_features,
     )
 
@@ -187,27 +132,29 @@ class _Outputs(nn.Module):
     torso: nn.Module
     memory: nn.Module | None
     streams: list[nn.Module]  # none, or dense layers of the state's value and of the advantages
-    num_outputs: int
+    num_outputs: int | None  # None: one, without an axis
     num_atoms: int | None
-    gain: float
     noisy: bool
 
     def setup(self):
-        widths = (1, self.num_outputs) if self.streams else (self.num_outputs,)
+        widths = (1, self.num_outputs) if self.streams else (self.num_outputs or 1,)
         layer = NoisyDense if self.noisy else Dense
-        self.heads = [layer(width * (self.num_atoms or 1), self.gain) for width in widths]
+        self.heads = [layer(width * (self.num_atoms or 1), 1.0) for width in widths]
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
         carry, features = _remember(self.memory, carry, self.torso(obs), reset)
+        axis = -1 if self.num_atoms is None else -2  # of the outputs
         if not self.streams:
-            return self._shape(self.heads[0](features), self.num_outputs), carry
-        value, advantage = (head(stream(features)) for head, stream in zip(self.heads, self.streams, strict=True))
-        value, advantage = self._shape(value, 1), self._shape(advantage, self.num_outputs)
-        return value + advantage - advantage.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True), carry
+            output = self._shape(self.heads[0](features))
+            return output.squeeze(axis) if self.num_outputs is None else output, carry
+        value, advantage = (
+            self._shape(head(stream(features))) for head, stream in zip(self.heads, self.streams, strict=True)
+        )
+        return value + advantage - advantage.mean(axis=axis, keepdims=True), carry
 
-    def _shape(self, x, width):
-        return x if self.num_atoms is None else x.reshape(*x.shape[:-1], width, self.num_atoms)
+    def _shape(self, x):
+        return x if self.num_atoms is None else x.reshape(*x.shape[:-1], -1, self.num_atoms)
 
 
 class _ActorCritic(nn.Module):
@@ -219,12 +166,11 @@ class _ActorCritic(nn.Module):
     critic_memory: nn.Module | None
     num_outputs: int
     actor_gain: float
-    critic_gain: float
     with_features: bool
 
     def setup(self):
         self.actor_head = Dense(self.num_outputs, self.actor_gain)
-        self.critic_head = Dense(1, self.critic_gain)
+        self.critic_head = Dense(1, 1.0)
 
     def actor(self, obs, carry):
         own, features = _remember(self.memory, carry[:1], self.torso(obs))
@@ -252,10 +198,9 @@ class _ActorCritic(nn.Module):
         return jnp.concatenate([output, features], axis=-1) if self.with_features else output
 
 
-def _memory(kind: str, size: int) -> tuple[nn.Module | None, tuple[PyTree, ...]]:
-    """Return a memory and its initial carry in a tuple; None and () for the kind "none"."""
-    layer, carry = memory_module.make(kind, size)
-    return layer, () if layer is None else (carry,)
+def _initial_carry(*memories: memory.Memory | None) -> tuple[PyTree, ...]:
+    """Return the carry at the start of an episode: a part for each memory."""
+    return tuple(layer.initial_carry(layer.size) for layer in memories if layer is not None)
 
 
 def _remember(memory, carry, features, reset=None):

@@ -8,61 +8,9 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast import kernels
-from jaxrl_fast.networks.batch_renorm import BatchRenorm, RenormOptions
 from jaxrl_fast.networks.init import declare_kernel
 
-EXPANSION = 4  # of the inner layer of a residual block
 SPREAD = 0.5  # initial spread of noisy weights, times the root of the number of inputs (the paper's sigma_0)
-
-
-class MLP(nn.Module):
-    """Dense layers, each followed by the activation: [..., *inputs] to [..., hidden[-1]].
-
-    With `batch_renorm`, batch renormalization precedes every layer and follows the last one (Bhatt et al. 2024).
-    """
-
-    hidden: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    dtype: jnp.dtype
-    noisy: bool = False
-    input_axes: int = 1  # of the first layer
-    batch_renorm: RenormOptions | None = None
-
-    @nn.compact
-    def __call__(self, x):
-        activation = "none" if self.layer_norm else self.activation
-        renormalize = lambda x: BatchRenorm(self.batch_renorm)(x) if self.batch_renorm else x
-        x = renormalize(x)
-        for i, width in enumerate(self.hidden):
-            layer = NoisyDense if self.noisy else Dense
-            x = layer(width, np.sqrt(2), self.dtype, activation, 1 if i else self.input_axes)(x)
-            x = LayerNorm(self.activation)(x) if self.layer_norm else x
-            x = renormalize(x)
-        return x
-
-
-class ResidualMLP(nn.Module):
-    """Residual blocks of one width W and a final normalization (Lee et al. 2025, SimBa): [..., F] to [..., W].
-
-    First a linear layer, then `num` blocks x + linear(activation(linear(LayerNorm(x)))) whose inner width is EXPANSION
-    times W, then a LayerNorm.
-    """
-
-    width: int
-    num: int
-    activation: str
-    dtype: jnp.dtype
-    begins: bool = True  # has the linear layer
-    ends: bool = True  # has the final normalization
-
-    @nn.compact
-    def __call__(self, x):
-        x = Dense(self.width, 1.0, self.dtype)(x) if self.begins else x
-        for _ in range(self.num):
-            y = Dense(EXPANSION * self.width, np.sqrt(2), self.dtype, self.activation)(LayerNorm()(x))
-            x = x + Dense(self.width, np.sqrt(2), self.dtype)(y)
-        return LayerNorm()(x) if self.ends else x
 
 
 class Dense(nn.Module):

@@ -21,19 +21,19 @@ from jaxrl_fast.utils import importing
 MIN_RADIUS, MAX_RADIUS, MAX_PHASE = 0.9, 0.999, np.pi / 10  # of an LRU's initial eigenvalues, for a long memory
 
 
-def make(kind: str, size: int) -> tuple["Memory | None", PyTree]:
-    """Return the memory of this kind with outputs of `size` numbers, and its carry [...] at the start of an episode.
+def make(kind: str, size: int) -> "Memory | None":
+    """Return the memory of this kind with outputs of `size` numbers.
 
-    "none" returns (None, ()), "package.module:Class" a user's subclass of Memory. Raises ValueError for another kind.
+    "none" returns None, "package.module:Class" a user's subclass of Memory. Raises ValueError for another kind.
     """
     if kind == "none":
-        return None, ()
+        return None
     cells: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM, "lru": LRU}
     if ":" in kind:
-        cells[kind] = _custom(kind)
+        return _custom(kind)(size)
     if kind not in cells:
         raise ValueError(f"memory: must be one of none, {', '.join(cells)}, got {kind!r}; choose one of these")
-    return cells[kind](size), cells[kind].initial_carry(size)
+    return cells[kind](size)
 
 
 def _custom(name: str) -> "type[Memory]":
@@ -159,7 +159,8 @@ class LRU(Memory):
         """Return [W x, v, gamma B v], 4 * size numbers, and lambda."""
         size, x = self.size, self.dense("input", x, self.size)
         nu = jnp.exp(self.param("nu_log", _draw_nu_log, (size,)))
-        phase = jnp.exp(self.param("theta_log", _draw_theta_log, (size,)))
+        draw_phase = lambda key: jnp.log(jax.random.uniform(key, (size,), minval=1e-3, maxval=MAX_PHASE))
+        phase = jnp.exp(self.param("theta_log", draw_phase))
         gamma = jnp.exp(self.param("gamma_log", lambda key: 0.5 * jnp.log(1 - jnp.exp(-2 * nu))))
         kernel = self.param("B", nn.initializers.normal((2 * size) ** -0.5), (size, 2 * size))
         v = LayerNorm()(x)
@@ -220,7 +221,3 @@ def _draw_nu_log(key: Key, shape: tuple[int, ...]) -> Array:
     """Return log(-log |lambda|), with |lambda|^2 uniform between the squares of the two radii."""
     square = jax.random.uniform(key, shape, minval=MIN_RADIUS**2, maxval=MAX_RADIUS**2)
     return jnp.log(-0.5 * jnp.log(square))
-
-
-def _draw_theta_log(key: Key, shape: tuple[int, ...]) -> Array:
-    return jnp.log(jax.random.uniform(key, shape, minval=1e-3, maxval=MAX_PHASE))

@@ -1,4 +1,4 @@
-"""Define the options of networks. `networks.torso` makes them."""
+"""Define the options of networks. `networks.torsos` makes them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -16,12 +16,8 @@ from jaxrl_fast.utils import files, formatting, warnings
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.parsing import nearest, shown
 
-BY_EPISODE = (
-    "return_mean",
-    "return_min",
-    "return_max",
-    "episode_length_mean",
-)  # metrics weighted by the number of episodes of a record
+# Metrics weighted by the number of episodes of a record
+BY_EPISODE = ("return_mean", "return_min", "return_max", "episode_length_mean")
 X_AXES = {  # metric and label of the horizontal axis
     "steps": ("env_steps", "environment steps"),
     "seconds": ("train_time_s", "seconds of training"),
@@ -49,10 +45,6 @@ class Options:
         "File to write, .png, .svg or .pdf; an existing one is replaced. Default: a new plot.png in the current "
         "directory.",
     )
-
-
-class UnreadableRun(ValueError):
-    """Raised if the records of a run cannot be read."""
 
 
 class RunRecords(NamedTuple):
@@ -129,15 +121,6 @@ def find_option(name: str, known: Iterable[str]) -> str:
     return paths[0]
 
 
-def unique_folders(targets: Sequence[Path]) -> list[Path]:
-    """Return the runs in or below these folders, each once and under the first path that leads to it."""
-    found: dict[Path, Path] = {}
-    for target in targets:
-        for folder in find_runs(target):
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
-
-
 def find_runs(target: Path) -> list[Path]:
     """Return the runs in a folder or anywhere below it. Raise ValueError if there is none."""
     if (target / paths.CONFIG).is_file() and (target / METRICS).is_file():
@@ -153,10 +136,13 @@ def find_runs(target: Path) -> list[Path]:
 
 
 def read_runs(targets: Sequence[Path]) -> list[RunRecords]:
-    """Return all runs that can be read, and warn about the others. Raise ValueError if none can be read."""
+    """Return all runs that can be read, each once, and warn about the others. Raise ValueError if none can be read."""
     found: list[RunRecords] = []
     left_out: dict[Path, ValueError] = {}
-    for folder in unique_folders(targets):
+    folders: dict[Path, Path] = {}
+    for folder in (folder for target in targets for folder in find_runs(target)):
+        folders.setdefault(folder.resolve(), folder)
+    for folder in folders.values():
         try:
             found += read_run(folder)
         except ValueError as error:
@@ -178,7 +164,7 @@ def read_run(folder: Path) -> list[RunRecords]:
     try:
         records = files.read_metrics(folder)
     except (OSError, ValueError) as error:
-        raise UnreadableRun(f"its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
     members: dict[str, RunRecords] = {}
     for record in records:
         own = {name.removeprefix(LABEL): value for name, value in record.items() if name.startswith(LABEL)}
@@ -189,10 +175,11 @@ def read_run(folder: Path) -> list[RunRecords]:
 def group_by_options(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
     """Return runs with the same options together, by a distinguishing name; a repeated seed starts another curve."""
     kinds: dict[str, list[list[RunRecords]]] = {}
+    seeds_of = lambda run: {record["seed"] for record in run.records}
     for run in runs:
         kind = repr({name: value for name, value in run.options.items() if name not in NOT_COMPARED})
-        of_kind, seeds = kinds.setdefault(kind, []), set(seeds_of(run))
-        free = (same for same in of_kind if not any(seeds & set(seeds_of(other)) for other in same))
+        of_kind, seeds = kinds.setdefault(kind, []), seeds_of(run)
+        free = (same for same in of_kind if not any(seeds & seeds_of(other) for other in same))
         if (curve := next(free, None)) is not None:
             curve.append(run)
         else:
@@ -234,11 +221,6 @@ def folder_suffix(run: RunRecords, same: Sequence[RunRecords]) -> str:
     """Return the name of the run's folder, or its path if several folders have that name."""
     is_ambiguous = len({other.folder.name for other in same}) < len(same)
     return f" ({shown(run.folder if is_ambiguous else run.folder.name)})"
-
-
-def seeds_of(run: RunRecords) -> list[int]:
-    """Return the seeds of a run's records."""
-    return list(dict.fromkeys(record["seed"] for record in run.records))
 
 
 def format_option(name: str, value: Any) -> str:

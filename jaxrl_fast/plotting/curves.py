@@ -69,7 +69,8 @@ def draw_run(
         solved: A return to mark with a line, or None.
         unit: The name of a training of `curve`.
     """
-    figure, axes = _new_figure()
+    figure = NotebookFigure(figsize=(WIDTH, HEIGHT), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
     many = curve.each.shape[0] > 1
     faint = axes.plot(curve.x, curve.each.T, color=FAINT, lw=0.8, alpha=0.8)
     faint[0].set_label(f"each {unit}" if many else "each record")
@@ -122,12 +123,6 @@ def draw_curve(axes: Axes, curve: Curve, color: Any, band_label: str | None = No
 def escape_text(text: str) -> str:
     """Return text that matplotlib prints literally: $ starts a formula, and labels that begin with _ are hidden."""
     return f"{' ' * text.startswith('_')}{text}".replace("$", r"\$")
-
-
-def _new_figure() -> tuple[NotebookFigure, Axes]:
-    """Return a figure with one pair of axes."""
-    figure = NotebookFigure(figsize=(WIDTH, HEIGHT), dpi=130, layout="constrained")
-    return figure, figure.add_subplot()
 
 
 def _finish(

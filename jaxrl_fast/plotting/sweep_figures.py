@@ -43,11 +43,11 @@ def draw_figures(
         programs = _lines(shared, [*{g[0]["program"]: g for g in reversed(groups)}.values()])
         plots["throughput.png"] = lambda: plot_throughput(title, programs)
         plots["cost.png"] = lambda: plot_measures(title, programs, COSTS)
-    scored = [g for g in groups if any(r["final_return"] is not None for r in g)]
+    scored = [g for g in groups if _known(g, "final_return")]
     if len(scored) > 1:
         lines = _lines(columns, scored)
         plots["final_return.png"] = lambda: plot_measures(title, lines, FINAL, population_mean)
-        if threshold is not None and any(r["steps_to_solve"] is not None for g in groups for r in g):
+        if threshold is not None and any(_known(g, "steps_to_solve") for g in groups):
             solve = {"time_to_solve_s": f"seconds to a return of {threshold:g}", "steps_to_solve": "steps to it"}
             plots["threshold.png"] = lambda: plot_measures(title, lines, solve)
     plots["curves.png"] = lambda: plot_learning_curves(title, columns, groups, records, threshold)
@@ -62,7 +62,7 @@ def plot_throughput(title: str, lines: "LinesByColumn") -> curves.NotebookFigure
     """Draw the steps per second of each program, with the speed-up over its first point."""
     figure, (axes,) = _panels(title, 1)
     for (label, points), color in zip(lines.by_label.items(), colors(len(lines.by_label))):
-        xs, ys = lines.positions(points), [_median(group, "env_steps_per_s") for _, group in points]
+        xs, ys = lines.positions(points), [statistics.median(_known(group, "env_steps_per_s")) for _, group in points]
         axes.plot(xs, np.array(ys), "o-", color=color, label=label or None)
         for x, y in zip(xs, ys):
             text = f"{y / ys[0]:.3g}×"
@@ -101,8 +101,7 @@ def plot_measures(
     figure, panels = _panels(title, len(metrics))
     for axes, (key, name) in zip(panels, metrics.items()):
         for (label, points), color in zip(lines.by_label.items(), colors(len(lines.by_label))):
-            known = [(x, [r[key] for r in group if r[key] is not None]) for x, group in points]
-            known = [(x, values) for x, values in known if values]
+            known = [(x, values) for x, group in points if (values := _known(group, key))]
             if not known:
                 continue
             centers, low, high = np.array([center(values) for _, values in known]).T
@@ -124,10 +123,10 @@ def plot_learning_curves(
     """Draw return against steps and against seconds: interquartile mean over the seeds with its 95% interval."""
     members = {name: by_member(lines) for name, lines in records.items()}
     recorded = [[r for r in g if records_of_row(r, members)] for g in groups]  # records may be missing
-    drawn = [g for g in recorded if any(r["final_return"] is not None for r in g)]
+    drawn = [g for g in recorded if _known(g, "final_return")]
     if not drawn:
         return None
-    best = sorted(drawn, key=lambda g: -max(r["final_return"] for r in g if r["final_return"] is not None))
+    best = sorted(drawn, key=lambda g: -max(_known(g, "final_return")))
     chosen = [g for g in drawn if any(g is b for b in best[:MAX_CURVES])]
     figure, panels = _panels(title, 2)
     for group, color in zip(chosen, colors(len(chosen))):
@@ -205,7 +204,9 @@ class LinesByColumn:
         if log and all((line.get_ydata() > 0).all() for line in axes.lines):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(_tick))
-            axes.yaxis.set_minor_formatter(FuncFormatter(_tick) if _spans_less_than_decade(axes) else NullFormatter())
+            low, high = axes.get_ylim()
+            is_short = low > 0 and high / low < 12  # about one power of ten, so that minor ticks need labels
+            axes.yaxis.set_minor_formatter(FuncFormatter(_tick) if is_short else NullFormatter())
         if len(self.by_label) > 1 and len(self.by_label) <= 2 * MAX_CURVES:
             axes.legend(frameon=False, fontsize=8)
 
@@ -243,12 +244,6 @@ def _tick(value: float, _: Any) -> str:
     return f"{value:g}" if value < 1000 else EngFormatter(sep="")(value)
 
 
-def _spans_less_than_decade(axes: Any) -> bool:
-    """Return whether the axis spans about one power of ten, so that minor ticks need labels."""
-    low, high = axes.get_ylim()
-    return low > 0 and high / low < 12
-
-
 def _label(column: str) -> str:
     """Return the label of a column."""
     return column.replace("_", " ")
@@ -259,6 +254,6 @@ def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else curves.escape_text(str(value))
 
 
-def _median(group: Sequence[Row], key: str) -> float:
-    """Return the median of a metric over the rows of one configuration."""
-    return statistics.median(row[key] for row in group if row[key] is not None)
+def _known(group: Sequence[Row], key: str) -> list[float]:
+    """Return the values of a metric in the rows of one configuration that have it."""
+    return [row[key] for row in group if row[key] is not None]

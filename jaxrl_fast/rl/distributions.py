@@ -3,10 +3,9 @@
 Leading axes are arbitrary. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or
 the dimension D of one action (Gaussian, TanhGaussian). Log-probabilities, entropies and divergences are summed over D;
 they are in nats. `sample_from` takes noise drawn in bulk; `sample(key)` is `sample_from` with noise drawn from the key.
-`head` returns the distribution for an action space.
+`heads.head` returns the distribution for an action space.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.types import Box, Discrete, Key, MultiDiscrete, PyTree, Space
+from jaxrl_fast.types import Key
 
 FORBIDDEN = -1e9  # logit or value of a masked action: finite, so that 0 times it is 0
 
@@ -225,50 +224,6 @@ class TanhGaussian(NamedTuple):
     def gaussian(self) -> Gaussian:
         """Return the distribution of x, before the tanh."""
         return Gaussian(self.mean, self.log_std)
-
-
-class Head(NamedTuple):
-    """The distribution over an action space, with the outputs, parameters and noise that it requires."""
-
-    num_outputs: int  # of the network
-    init: Callable[[float], PyTree]  # additional parameters, from a log standard deviation: () or f32 [D]
-    make: Callable[..., Any]  # (outputs [..., num_outputs], parameters, mask=()) -> distribution
-    sample_noise: Callable[[Key, int, int], Array]  # (key, T, N): noise for `sample_from`, [T, N, ...]
-    to_action: Callable[[Array], Array]  # from a sample to the action
-
-
-def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array | None = None) -> Head:
-    """Return the distribution over an action space: categorical, multi-categorical, or (tanh-)Gaussian.
-
-    The log standard deviations of a Gaussian are parameters, the same in all states. With `log_std_offset`, they are
-    further outputs of the network plus that number. Raises ValueError for a Box that is not of shape [D].
-    """
-    same = lambda x: x
-    gumbel = lambda key, num_steps, num_envs: jax.random.gumbel(key, (num_steps, num_envs, space.num_outputs))
-    if isinstance(space, Discrete):
-        return Head(space.num, lambda _: (), lambda x, _, mask=(): Categorical(masked(x, mask)), gumbel, same)
-    if isinstance(space, MultiDiscrete):
-        make = lambda x, _, mask=(): MultiCategorical(masked(x, mask), space.nums)
-        return Head(space.num_outputs, lambda _: (), make, gumbel, same)
-    assert isinstance(space, Box)
-    if len(space.shape) != 1:
-        raise ValueError(f"action: requires shape [D], got {list(space.shape)}")
-    kind = TanhGaussian if tanh_squash else Gaussian
-    head = Head(
-        num_outputs=space.num_outputs,
-        init=partial(jnp.full, space.shape, dtype=jnp.float32),
-        make=lambda x, log_std, mask=(): kind(x, jnp.broadcast_to(log_std, x.shape)),
-        sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs, *space.shape)),
-        to_action=jnp.tanh if tanh_squash else same,
-    )
-    if log_std_offset is None:
-        return head
-
-    def of_state(x: Array, _: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
-        mean, log_std = jnp.split(x, 2, axis=-1)
-        return kind(mean, log_std + log_std_offset)
-
-    return head._replace(num_outputs=2 * space.num_outputs, init=lambda _: (), make=of_state)
 
 
 def _expect(logits: Array, x: Array) -> Array:

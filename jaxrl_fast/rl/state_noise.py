@@ -12,15 +12,17 @@ noise is independent at each step; with None, an episode has one matrix. As in t
 from the standard deviation into the features.
 """
 
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.rl import distributions
-from jaxrl_fast.types import Box, Key
+from jaxrl_fast.rl import heads
+from jaxrl_fast.rl.distributions import Gaussian, TanhGaussian
+from jaxrl_fast.types import Key, PyTree, split_keys
 
 EPSILON = 1e-6  # added to the variance, so that features of 0 have a density
 
@@ -32,31 +34,32 @@ class Carry(NamedTuple):
     age: Array  # int32 []: steps since the start of the episode
 
 
-def initial_carry(head: distributions.Head) -> Carry:
+@dataclass(frozen=True)
+class Head(heads.GaussianHead):
+    """The distribution of actions [D], from outputs [..., D + F] of the network: the mean and the features.
+
+    Its parameters are log sigma, f32 [F, D]. Its noise is a PRNG key for each step, from which that step's matrices are
+    drawn, if any.
+    """
+
+    num_features: int = 0
+
+    @property
+    def sample_noise(self) -> Callable[[Key, int, int], Array]:
+        return split_keys
+
+    def init(self, log_std: float) -> PyTree:
+        return jnp.full((self.num_features, *self.space.shape), log_std, jnp.float32)
+
+    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+        mean, features = outputs[..., : self.num_outputs], outputs[..., self.num_outputs :]
+        features = jax.lax.stop_gradient(features)
+        return self.distribution(mean, 0.5 * jnp.log(features**2 @ jnp.exp(2 * params) + EPSILON))
+
+
+def initial_carry(head: heads.Head) -> Carry:
     """Return the carry at the start of an episode, before its first matrix is drawn."""
     return Carry(jnp.zeros_like(head.init(0.0)), jnp.int32(0))
-
-
-def head(space: Box, tanh_squash: bool, num_features: int) -> distributions.Head:
-    """Return the distribution of actions [D], from outputs [..., D + F] of the network: the mean and the features.
-
-    Its parameters are log sigma, f32 [F, D]. Raises ValueError for a Box that is not of shape [D].
-    """
-    plain = distributions.head(space, tanh_squash)
-    size = space.num_outputs
-
-    def make(output: Array, log_sigma: Array, mask: object = ()) -> distributions.Gaussian | distributions.TanhGaussian:
-        mean, features = output[..., :size], jax.lax.stop_gradient(output[..., size:])
-        log_std = 0.5 * jnp.log(features**2 @ jnp.exp(2 * log_sigma) + EPSILON)
-        return distributions.TanhGaussian(mean, log_std) if tanh_squash else distributions.Gaussian(mean, log_std)
-
-    init = partial(jnp.full, (num_features, size), dtype=jnp.float32)
-    return plain._replace(init=init, make=make, sample_noise=split_keys)
-
-
-def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
-    """Return a PRNG key for each of T steps, from which that step's matrices are drawn, if any."""
-    return jax.random.split(key, num_steps)
 
 
 def renew(carry: Carry, sample_freq: int | None, key: Key) -> Carry:

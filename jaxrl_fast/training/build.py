@@ -14,7 +14,7 @@ from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, Workers
 from jaxrl_fast.envs.wrappers import time_limit
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
-from jaxrl_fast.networks import torso
+from jaxrl_fast.networks import torsos
 from jaxrl_fast.options import wrap
 from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.options.run import Options
@@ -86,7 +86,7 @@ def choose_placement(
     if not alone or not (env.on_device or _waiting_for_host_pays(settings)) or "grad_workers" not in supported:
         return placement
     rows = _gradient_rows(settings, env.spec)
-    worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torso.VECTORS else 1
+    worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torsos.VECTORS else 1
     most = before["num_grad_workers"] if before else worth
     most = min(most, jax.local_device_count(), max_grad_workers())
     parts = _num_parts(settings, env.spec)
@@ -236,7 +236,7 @@ def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec
     if "shards" not in supported:
         return 0
     rows = _gradient_rows(settings, spec)
-    return rows // torso.KINDS.get(_network_kind(settings, spec), torso.CUSTOM).min_rows
+    return rows // torsos.kind_of(_network_kind(settings, spec)).min_rows
 
 
 def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:
@@ -250,7 +250,7 @@ def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:
 def _network_kind(settings: Settings, spec: EnvSpec) -> str:
     """Return the kind of torso that the algorithm's options ask for."""
     network = network_of(settings.agent)
-    return torso.choose_kind(spec.obs, network.kind, network.observations) if network else torso.choose_kind(spec.obs)
+    return torsos.choose_kind(spec.obs, network.kind, network.observations) if network else torsos.choose_kind(spec.obs)
 
 
 def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:

@@ -108,7 +108,7 @@ def _title(plan: Plan) -> str:
 def _learner(plan: Plan) -> Iterator[str]:
     """Yield lines about the players, the algorithm and the network."""
     from jaxrl_fast import players
-    from jaxrl_fast.networks import torso
+    from jaxrl_fast.networks import torsos
 
     agent, options = plan.settings.agent, plan.settings.options
     if plan.env.spec.players:
@@ -117,7 +117,7 @@ def _learner(plan: Plan) -> Iterator[str]:
     if description := agent.describe(options.num_envs):
         yield description
     if network := network_of(agent):
-        reading, remembered = torso.describe(plan.env.spec.obs, network.kind, network.observations), ""
+        reading, remembered = torsos.describe(plan.env.spec.obs, network.kind, network.observations), ""
         if agent.has_memory:
             length = formatting.counted(agent.sequence(), "step")
             remembered = f"   {agent.memory.kind} of {agent.memory.size}, sequences of {length}"

@@ -63,14 +63,14 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
     """
     from jaxrl_fast.envs import spaces
     from jaxrl_fast.envs.host.env import original_errors
-    from jaxrl_fast.networks import torso
+    from jaxrl_fast.networks import torsos
 
     settings = None if options.algo == "none" else _settings(env_id, options)  # refuses an unknown algorithm
     with original_errors():
         env = _make(env_id, options, 1, 0)
         spec = env.spec
         yield Finding(
-            "ok", f"observation  {spaces.describe_obs(spec.obs)}   network {torso.describe(spec.obs, 'auto', 'auto')}"
+            "ok", f"observation  {spaces.describe_obs(spec.obs)}   network {torsos.describe(spec.obs, 'auto', 'auto')}"
         )
         yield Finding(
             "ok",

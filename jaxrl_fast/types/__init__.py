@@ -4,7 +4,8 @@ N environments step together, and T steps make a rollout. Comments give the shap
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax import Array as Array  # exported for other modules
@@ -18,6 +19,7 @@ from jaxrl_fast.types.spaces import MultiDiscrete as MultiDiscrete
 from jaxrl_fast.types.spaces import Space as Space
 
 Key = Array
+Law = Literal["uniform", "normal", "gumbel"]  # a distribution of random numbers, as a function of jax.random
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
 SHARED_MEMORY_AXIS = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
 MAX_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
@@ -169,6 +171,17 @@ def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
     return jax.random.split(key, num_steps)
 
 
+@dataclass(frozen=True)
+class SampleNoise:
+    """A function (key, T, N) to noise for T decisions, [T, ...], that names the distributions of its numbers."""
+
+    draw: Callable[[Key, int, int], PyTree]
+    laws: tuple[Law, ...]  # of its arrays of real numbers, in order; the last one is also that of all further arrays
+
+    def __call__(self, key: Key, num_steps: int, num_envs: int) -> PyTree:
+        return self.draw(key, num_steps, num_envs)
+
+
 class Learning(NamedTuple):
     """What some agents need around `update`."""
 
@@ -193,7 +206,9 @@ class Agent(NamedTuple):
     exploit: Callable[[PyTree, PolicyInput, PyTree, PyTree], Decision]  # the same, while evaluating
     update: Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]
     rollout_length: int  # T
-    sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N) to noise for T decisions, [T, ...]
+    sample_noise: Callable[[Key, int, int], PyTree] = (
+        split_keys  # (key, T, N) to noise for T decisions, [T, ...]; a SampleNoise names laws
+    )
     initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode
     policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with () for parts that acting does not use
     parameters: Callable[[PyTree], PyTree] = lambda state: state  # S to the parts that are learned and must stay finite

@@ -141,7 +141,7 @@ def test_network_config_options_reach_network(algo, options):
     agent = agent_of(algo, board, **{SAID.get(name, name): x for name, x in options.items()})
     make = networks.actor_critic if algo == "ppo" else networks.network
     num_outputs = board.spec.action.num_outputs * (2 if algo == "sac" else 1)
-    wanted = make(board.spec.obs, num_outputs, **options | dict(dtype=jnp.dtype(options["dtype"])))
+    wanted = make(board.spec.obs, num_outputs, networks.Options(**options | dict(dtype=jnp.dtype(options["dtype"]))))
     params = jax.eval_shape(wanted.init, jax.random.key(0))
     assert LEARNED[algo](jax.eval_shape(agent.init, jax.random.key(0))) == params
 

@@ -24,7 +24,7 @@ from jaxrl_fast.evaluation.export import Options, _build, card, check, export_ru
 from jaxrl_fast.kernels import build
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import fields_of, options_of, value_of
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, PolicyInput
+from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, PolicyInput
 from jaxrl_fast.types.host import HostEnv
 from tests.helpers import slow
 
@@ -365,6 +365,37 @@ def test_sampled_gaussian_and_epsilon_greedy_use_noise_input():
     for to in ("onnx", "npz"):
         files = _build(saved, Options(to=to, sampled=True), Path("out")).files
         np.testing.assert_array_equal(check.run(to, files, obs, (uniform,))[0], wanted)
+
+
+MOMENTS = {"uniform": (1 / 2, 1 / 12), "normal": (0, 1), "gumbel": (np.euler_gamma, np.pi**2 / 6)}  # mean, variance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algo", "env", "options", "laws"),
+    [
+        ("ppo", "CartPole-v1", {}, ["gumbel"]),
+        ("ppo", "Pendulum-v1", {}, ["normal"]),
+        ("pqn", "CartPole-v1", {}, ["uniform"]),
+        ("dqn", "CartPole-v1", {"noisy": True, "hidden_sizes": [8]}, ["uniform", "normal", "normal"]),
+        ("sac", "Pendulum-v1", {}, ["normal"]),
+    ],
+)
+def test_named_laws_of_noise_have_moments_of_draws(algo, env, options, laws):
+    saved = untrained(envs.make(env, 1), algo, **options)
+    assert [one.law for one in function.make(saved, True).noise] == laws
+    drawn = jax.tree.leaves(saved.agent.sample_noise(jax.random.key(0), 1, 2**16))
+    random = [x for x in drawn if jnp.issubdtype(x.dtype, jnp.floating)]
+    for law, x in zip(laws, random, strict=True):
+        np.testing.assert_allclose((x.mean(), x.var()), MOMENTS[law], rtol=0.05, atol=0.03)
+
+
+def test_plain_function_of_noise_is_exported_without_law():
+    normal = lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs, 2))
+    agent = Agent(None, None, None, None, 1, sample_noise=normal)
+    parts = [function._noise_of_row(agent, jax.random.key(0))]
+    (noise,) = function._describe(agent, parts, function._row_axes(agent))
+    assert (noise.name, noise.law, noise.spec.shape) == ("noise", "", (2,))
 
 
 @pytest.mark.slow

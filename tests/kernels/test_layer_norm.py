@@ -119,7 +119,7 @@ def test_networks_use_c_layer_norm_for_float32_only():
     """Check a network with two convolutions and a dense layer, in float32 and bfloat16."""
     obs = jax.ShapeDtypeStruct((40, 40, 4), jnp.uint8)
     for dtype, count in ((jnp.float32, 3), (jnp.bfloat16, 0)):
-        network = networks.network(obs, 3, kind="dqn2013", layer_norm=True, dtype=dtype)
+        network = networks.network(obs, 3, networks.Options(kind="dqn2013", layer_norm=True, dtype=dtype))
         params = jax.eval_shape(network.init, jax.random.key(0))
         said = str(jax.make_jaxpr(network.apply)(params, jnp.zeros((2, *obs.shape), obs.dtype)))
         assert said.count("layer_norm_forward") == count

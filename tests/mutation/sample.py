@@ -44,6 +44,7 @@ FILES = [
     "rollout.py",
     "async_rollout.py",
     "networks/*.py",
+    "networks/torsos/*.py",
     "envs/spaces.py",
     "envs/wrappers/time_limit.py",
     "envs/gymnax/*.py",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
+from jaxrl_fast.networks import Options
 from jaxrl_fast.networks.batch_renorm import BatchRenorm, RenormOptions, with_stats
 from jaxrl_fast.networks.ensemble import critics
 
@@ -71,7 +72,12 @@ def test_batch_renorm_gradient_treats_corrections_as_constants(warmup):
 
 @pytest.mark.slow
 def test_each_critic_has_separate_statistics():
-    made = critics(ShapeDtypeStruct((3,), jnp.float32), 2, 2, hidden=(8,), batch_renorm=RenormOptions(MOMENTUM, 0))
+    made = critics(
+        ShapeDtypeStruct((3,), jnp.float32),
+        2,
+        2,
+        Options(hidden=(8,), batch_renorm=RenormOptions(MOMENTUM, 0)),
+    )
     params, stats = jax.jit(made.init)(jax.random.key(0)), made.init_stats()
     inputs = jnp.ones((5, 3)) * jnp.arange(5.0)[:, None], jnp.ones((5, 2))
     value, stats = jax.jit(made.train)(params, stats, inputs)

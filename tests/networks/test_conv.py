@@ -8,8 +8,10 @@ import pytest
 
 from jaxrl_fast.kernels import blocks, boards, build
 from jaxrl_fast.kernels.layer_norm import EPSILON
-from jaxrl_fast.networks import conv
-from jaxrl_fast.networks.conv import Boards, Conv, Residual
+from jaxrl_fast.networks.conv import Conv
+from jaxrl_fast.networks.torsos import impala, nature
+from jaxrl_fast.networks.torsos.impala import Residual
+from jaxrl_fast.networks.torsos.minatar import Boards
 from tests.helpers import slow
 from tests.helpers.convolutions import WAYS, compute_by
 
@@ -80,7 +82,7 @@ def test_convolutions_match_flax_with_activation_last_in_each_layer(layer_norm):
     x = jax.random.normal(jax.random.key(0), (3, 9, 9, 2))
     plain = Activated(layer_norm)
     params = plain.init(jax.random.key(1), x)
-    found = conv.Convolutions(LAYERS, "relu", layer_norm, jnp.float32).apply(params, x)
+    found = nature.Convolutions(LAYERS, "relu", layer_norm, jnp.float32).apply(params, x)
     np.testing.assert_allclose(found, plain.apply(params, x), rtol=1e-4, atol=1e-5)
 
 
@@ -214,9 +216,9 @@ def test_in_blocks_uses_block_size_of_image_block(size, seen_at_a_time, monkeypa
 
     class Doubling(nn.Module):
         def __call__(self, x):
-            return conv.in_blocks(self, lambda _, x: seen.append(len(x)) or 2 * x, x)
+            return impala.in_blocks(self, lambda _, x: seen.append(len(x)) or 2 * x, x)
 
-    monkeypatch.setattr(conv.kernels, "image_block", lambda num_images: size)
+    monkeypatch.setattr(impala.kernels, "image_block", lambda num_images: size)
     images = jnp.arange(24.0).reshape(6, 2, 2)
     np.testing.assert_array_equal(Doubling().apply({}, images), 2 * images)
     assert set(seen) == {seen_at_a_time}

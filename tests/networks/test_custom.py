@@ -1,4 +1,4 @@
-"""networks.custom: a custom flax module as torso of each algorithm, and error messages of one line."""
+"""networks.torsos.custom: a custom flax module as torso of each algorithm, and error messages of one line."""
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,8 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import networks
 from jaxrl_fast.config import load
-from jaxrl_fast.networks import custom
+from jaxrl_fast.networks import Options
+from jaxrl_fast.networks.torsos import custom
 
 HERE = __name__
 VECTOR = ShapeDtypeStruct((4,), jnp.float32)
@@ -75,7 +76,7 @@ def start(network):
 
 @pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
 def test_head_is_applied_to_features_of_custom_module(batch):
-    network = networks.network(VECTOR, 3, kind=f"{HERE}:Squares", arguments={"scale": 2.0})
+    network = networks.network(VECTOR, 3, Options(kind=f"{HERE}:Squares", arguments={"scale": 2.0}))
     params = start(network)
     obs = np.random.default_rng(0).normal(size=(*batch, 4)).astype(np.float32)
     head = params["params"]["heads_0"]
@@ -84,7 +85,7 @@ def test_head_is_applied_to_features_of_custom_module(batch):
 
 
 def test_hidden_sizes_add_dense_layers_after_custom_module():
-    network = networks.network(VECTOR, 3, kind=f"{HERE}:Squares", hidden=(7, 5), activation="relu")
+    network = networks.network(VECTOR, 3, Options(kind=f"{HERE}:Squares", hidden=(7, 5), activation="relu"))
     params = start(network)["params"]
     layers = [params["torso"]["mlp"][f"Dense_{i}"] for i in range(2)] + [params["heads_0"]]
     obs = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
@@ -96,7 +97,9 @@ def test_hidden_sizes_add_dense_layers_after_custom_module():
 
 
 def test_custom_module_keeps_its_initializer_and_head_is_orthogonal():
-    params = start(networks.network(ShapeDtypeStruct((200,), jnp.float32), 3, kind=f"{HERE}:Learned"))["params"]
+    params = start(networks.network(ShapeDtypeStruct((200,), jnp.float32), 3, Options(kind=f"{HERE}:Learned")))[
+        "params"
+    ]
     own, head = params["torso"]["module"]["Dense_0"]["kernel"], params["heads_0"]["kernel"]
     assert float(own.std()) == pytest.approx(3.0, rel=0.05)  # 12,800 numbers
     np.testing.assert_allclose(head.T @ head, np.eye(3), atol=1e-5)
@@ -105,7 +108,7 @@ def test_custom_module_keeps_its_initializer_and_head_is_orthogonal():
 def test_custom_module_gets_images_between_0_and_1_with_channels_last():
     first = ShapeDtypeStruct((3, 20, 24), jnp.uint8)
     x = np.random.default_rng(0).integers(0, 256, (2, 20, 24, 3)).astype(np.uint8)
-    networks_of = {obs: networks.network(obs, 2, kind=f"{HERE}:Squares") for obs in (IMAGE, first)}
+    networks_of = {obs: networks.network(obs, 2, Options(kind=f"{HERE}:Squares")) for obs in (IMAGE, first)}
     params = start(networks_of[IMAGE])
     expected = (x / 255.0).reshape(2, -1) ** 2 @ np.asarray(params["params"]["heads_0"]["kernel"], float)
     np.testing.assert_allclose(networks_of[IMAGE].apply(params, x), expected, rtol=1e-4, atol=1e-5)
@@ -114,7 +117,7 @@ def test_custom_module_gets_images_between_0_and_1_with_channels_last():
 
 def test_custom_module_gets_observation_with_its_structure():
     obs = {"a": ShapeDtypeStruct((2, 3), jnp.int32), "b": ShapeDtypeStruct((), jnp.float32)}
-    network = networks.network(obs, 2, kind=f"{HERE}:Squares")
+    network = networks.network(obs, 2, Options(kind=f"{HERE}:Squares"))
     params = start(network)
     x = {"a": jnp.arange(12, dtype=jnp.int32).reshape(2, 2, 3), "b": jnp.zeros(2)}
     expected = np.arange(12.0).reshape(2, 6) ** 2 @ np.asarray(params["params"]["heads_0"]["kernel"], float)
@@ -140,13 +143,14 @@ def test_custom_module_gets_observation_with_its_structure():
 )
 def test_network_rejects_invalid_custom_module_in_one_line(name, arguments, words):
     with pytest.raises(ValueError) as caught:
-        networks.network(VECTOR, 3, kind=name, arguments=arguments)
+        networks.network(VECTOR, 3, Options(kind=name, arguments=arguments))
     assert len(str(caught.value).splitlines()) == 1
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_options_are_converted_to_type_of_their_defaults():
-    made = custom.make(f"{HERE}:Squares", {"scale": "0.5", "widths": [3, 4]}, VECTOR)
+    options = Options(kind=f"{HERE}:Squares", arguments={"scale": "0.5", "widths": [3, 4]})
+    made = custom.make(VECTOR, options, None).module
     assert (made.scale, made.widths) == (0.5, (3, 4))
 
 

@@ -10,8 +10,9 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
-from jaxrl_fast.networks import custom, torso
+from jaxrl_fast.networks import Options
 from jaxrl_fast.networks.ensemble import critics, ensemble
+from jaxrl_fast.networks.torsos import custom
 
 VECTOR = ShapeDtypeStruct((3,), jnp.float32)
 BOARD = ShapeDtypeStruct((5, 4, 2), jnp.bool_)
@@ -45,7 +46,7 @@ def at(i, tree):
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_critics_match_dense_layers_on_concatenated_observation_and_action(batch):
-    made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu", kernel_init="lecun_normal")
+    made = critics(VECTOR, 2, 3, Options(hidden=(8,), activation="relu", kernel_init="lecun_normal"))
     params = jax.tree.map(lambda x: x + 0.1, start(made))  # biases begin at 0
     obs, action = draw(*batch, 3), draw(*batch, 2, seed=1)
     value = compute(made, params, obs, action)
@@ -60,7 +61,7 @@ def test_critics_match_dense_layers_on_concatenated_observation_and_action(batch
 
 
 def test_critics_differ_and_init_is_reproducible():
-    made = critics(VECTOR, 2, 4, hidden=(8,))
+    made = critics(VECTOR, 2, 4, Options(hidden=(8,)))
     params = start(made)
     jax.tree.map(np.testing.assert_array_equal, params, start(made))
     kernels = [x for x in jax.tree.leaves(params) if x.ndim == 3]
@@ -70,12 +71,12 @@ def test_critics_differ_and_init_is_reproducible():
 
 
 def test_single_critic_keeps_ensemble_axis():
-    made = critics(VECTOR, 2, 1, hidden=(8,))
+    made = critics(VECTOR, 2, 1, Options(hidden=(8,)))
     assert compute(made, start(made), draw(5, 3), draw(5, 2)).shape == (1, 5)
 
 
 def test_loss_of_one_critic_has_no_gradient_for_others():
-    made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu")
+    made = critics(VECTOR, 2, 3, Options(hidden=(8,), activation="relu"))
     inputs = draw(6, 3), draw(6, 2, seed=1)
     gradient = jax.jit(jax.grad(lambda params: made.apply(params, inputs)[1].sum()))(start(made))
     norm = lambda i: max(float(np.abs(x[i]).max()) for x in jax.tree.leaves(gradient))
@@ -86,7 +87,7 @@ def test_loss_of_one_critic_has_no_gradient_for_others():
 @pytest.mark.parametrize("obs", [BOARD, TREE], ids=["board", "tree"])
 def test_critics_accept_action_with_board_and_tree_observations(obs):
     """Each row has the same value as without a batch, and another action changes the value."""
-    made = critics(obs, 2, 2, hidden=(8,))
+    made = critics(obs, 2, 2, Options(hidden=(8,)))
     params, rng = start(made), np.random.default_rng(0)
     x = jax.tree.map(lambda leaf: jnp.asarray(rng.integers(0, 2, (4, *leaf.shape)), leaf.dtype), obs)
     action = draw(4, 2)
@@ -100,8 +101,8 @@ def test_critics_accept_action_with_board_and_tree_observations(obs):
 
 def test_network_options_reach_each_critic():
     options = dict(hidden=(7, 5), activation="relu", layer_norm=True, kernel_init="he_uniform")
-    made = critics(VECTOR, 2, 2, **options)
-    one = networks.network(VECTOR, 1, action_size=2, **options)
+    made = critics(VECTOR, 2, 2, Options(**options))
+    one = networks.network(VECTOR, 1, Options(action_size=2, **options))
     params = start(made)
     assert jax.eval_shape(partial(at, 0), params) == jax.eval_shape(one.init, jax.random.key(0))
     inputs = draw(4, 3), draw(4, 2)
@@ -109,17 +110,17 @@ def test_network_options_reach_each_critic():
 
 
 def test_critics_compute_in_dtype_of_option_and_return_float32():
-    made = critics(VECTOR, 2, 2, hidden=(8,), dtype=jnp.bfloat16)
+    made = critics(VECTOR, 2, 2, Options(hidden=(8,), dtype=jnp.bfloat16))
     params, inputs = start(made), (draw(4, 3), draw(4, 2))
     value = compute(made, params, *inputs)
-    exact = compute(critics(VECTOR, 2, 2, hidden=(8,)), params, *inputs)
+    exact = compute(critics(VECTOR, 2, 2, Options(hidden=(8,))), params, *inputs)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, exact, atol=0.05)
     assert (value != exact).any()
 
 
 def test_ensemble_initializes_each_copy_with_separate_key():
-    one = networks.network(VECTOR, 2, hidden=(5,))
+    one = networks.network(VECTOR, 2, Options(hidden=(5,)))
     params, init = start(ensemble(one, 3)), jax.jit(one.init)
     for i, key in enumerate(jax.random.split(jax.random.key(0), 3)):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), at(i, params), init(key))
@@ -144,7 +145,7 @@ def test_join_action_keeps_dtype_of_features():
 
 
 def test_critic_heads_are_applied_to_custom_features_and_action():
-    made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled")
+    made = critics(VECTOR, 2, 2, Options(kind=f"{__name__}:Doubled"))
     params, obs, action = start(made), draw(2, 3, 3), draw(2, 3, 2, seed=1)
     features = np.concatenate([2 * obs, action], axis=-1).astype(float)
     value = compute(made, params, obs, action)
@@ -154,7 +155,7 @@ def test_critic_heads_are_applied_to_custom_features_and_action():
 
 
 def test_critic_dense_layers_are_applied_to_custom_features_and_action():
-    made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled", hidden=(6,), activation="relu")
+    made = critics(VECTOR, 2, 2, Options(kind=f"{__name__}:Doubled", hidden=(6,), activation="relu"))
     layers = start(made)["params"]
     obs, action = draw(4, 3), draw(4, 2, seed=1)
     features = np.concatenate([2 * obs, action], axis=-1).astype(float)
@@ -163,15 +164,15 @@ def test_critic_dense_layers_are_applied_to_custom_features_and_action():
     np.testing.assert_allclose(compute(made, {"params": layers}, obs, action)[1], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_with_action_returns_pair_of_observation_and_action():
-    assert torso.with_action(VECTOR) is VECTOR
-    assert torso.with_action(TREE, 2) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
+def test_inputs_are_pair_of_observation_and_action():
+    assert Options().inputs(VECTOR) is VECTOR
+    assert Options(action_size=2).inputs(TREE) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noisy", [False, True])
 def test_ensemble_outputs_match_networks_one_by_one(noisy):
-    one = networks.network(VECTOR, 2, hidden=(5,), noisy=noisy)
+    one = networks.network(VECTOR, 2, Options(hidden=(5,), noisy=noisy))
     both = ensemble(one, 2)
     params = both.init(jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (4, 3))

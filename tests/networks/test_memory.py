@@ -8,7 +8,7 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import kernels, networks
-from jaxrl_fast.networks import memory
+from jaxrl_fast.networks import Options, memory
 from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
@@ -27,9 +27,9 @@ def sequences(seed=0):
 
 def make_memory(kind, seed=1):
     """A memory, its parameters, and a carry [B, ...] in the middle of an episode."""
-    layer, initial = memory.make(kind, SIZE)
+    layer = memory.make(kind, SIZE)
     x, reset = sequences()
-    carry = jax.tree.map(lambda z: jax.random.normal(jax.random.key(seed), (B, *z.shape)), initial)
+    carry = jax.tree.map(lambda z: jax.random.normal(jax.random.key(seed), (B, *z.shape)), layer.initial_carry(SIZE))
     params = layer.init(jax.random.key(seed + 1), carry, x, reset)
     drawn = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(7), p.shape), params)  # biases too
     return layer, drawn, carry
@@ -48,8 +48,7 @@ def test_sequence_matches_single_steps_and_reset_restores_initial_carry(kind):
     last, outputs = jax.jit(layer.apply)(params, start, x, reset)
     np.testing.assert_allclose(outputs, np.stack(expected, 1), rtol=1e-5, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), last, carry)
-    initial = memory.make(kind, SIZE)[1]
-    for after, zero in zip(jax.tree.leaves(last), jax.tree.leaves(initial), strict=True):
+    for after, zero in zip(jax.tree.leaves(last), jax.tree.leaves(layer.initial_carry(SIZE)), strict=True):
         assert np.array_equal(after[0], zero) and not np.array_equal(after[1], zero)
 
 
@@ -117,8 +116,8 @@ def test_lru_matches_complex_recurrence():
 
 @pytest.mark.slow
 def test_lru_init_is_stable_with_unit_gain():
-    layer, carry = memory.make("lru", 512)
-    params = layer.init(jax.random.key(0), carry, jnp.zeros(8))["params"]
+    layer = memory.make("lru", 512)
+    params = layer.init(jax.random.key(0), layer.initial_carry(512), jnp.zeros(8))["params"]
     radius = np.exp(-np.exp(params["nu_log"]))
     assert 0.9 <= radius.min() < 0.91 and 0.99 < radius.max() <= 0.999
     np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2 + radius**2, 1, rtol=1e-4)
@@ -127,8 +126,9 @@ def test_lru_init_is_stable_with_unit_gain():
 @pytest.mark.slow
 def test_lru_eigenvalues_begin_uniform_in_their_ring():
     """Of 4096, |lambda|^2 is uniform between 0.9^2 and 0.999^2, and phases are uniform up to pi / 10."""
-    layer, carry = memory.make("lru", 4096)
-    drawn = layer.init(jax.random.key(0), jax.tree.map(lambda x: x[None], carry), jnp.zeros((1, F)))["params"]
+    layer = memory.make("lru", 4096)
+    carry = jax.tree.map(lambda x: x[None], layer.initial_carry(4096))
+    drawn = layer.init(jax.random.key(0), carry, jnp.zeros((1, F)))["params"]
     square, phase = np.exp(-2 * np.exp(drawn["nu_log"])), np.exp(drawn["theta_log"])
     for found, low, high in ((square, 0.9**2, 0.999**2), (phase, 0, np.pi / 10)):
         quantiles = np.quantile(found, [0, 0.25, 0.5, 0.75, 1])
@@ -153,8 +153,8 @@ def test_networks_with_memory_depend_on_carry(kind):
     obs = jax.random.normal(jax.random.key(0), (B, L, 3))
     reset = sequences()[1]
     both, values = (
-        networks.actor_critic(OBS, 2, **options),
-        networks.network(OBS, 2, num_atoms=5, dueling=True, **options),
+        networks.actor_critic(OBS, 2, Options(**options)),
+        networks.network(OBS, 2, Options(num_atoms=5, dueling=True, **options)),
     )
     for network, shape in ((both, (B, L, 2)), (values, (B, L, 2, 5))):
         params = network.init(jax.random.key(1))
@@ -195,7 +195,7 @@ def test_dueling_after_memory_unrolls_as_single_steps(torso, hidden):
     """The width of the memory, 4, differs from that of the layers, and one layer leaves the trunk without any."""
     spec, num_steps = TORSOS[torso], 3
     options = dict(kind=torso, hidden=hidden, dueling=True, memory="gru", memory_size=SIZE)
-    network = networks.network(spec, 2, **options)
+    network = networks.network(spec, 2, Options(**options))
     params = network.init(jax.random.key(1))
     layers = params["params"]
     inputs = (layers[f"streams_{i}"]["Dense_0"]["kernel"].shape for i in range(2))

@@ -12,8 +12,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
 from jaxrl_fast.kernels import conv, matmul
-from jaxrl_fast.networks import dense
-from jaxrl_fast.networks import torso as networks_torso
+from jaxrl_fast.networks import Options, dense, torsos
 from tests.helpers import slow
 from tests.helpers.convolutions import WAYS, compute_by
 
@@ -63,7 +62,7 @@ def leaves(params):
     ],
 )
 def test_choose_kind_depends_on_observation(obs, kind):
-    assert networks_torso.choose_kind(obs) == kind
+    assert torsos.choose_kind(obs) == kind
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_choose_kind_depends_on_observation(obs, kind):
     ],
 )
 def test_describe_names_kind_and_type_of_observation(obs, observations, described):
-    assert networks_torso.describe(obs, "auto", observations) == described
+    assert torsos.describe(obs, "auto", observations) == described
 
 
 @pytest.mark.parametrize("kind", ["nature", slow("impala"), "mlp"])
@@ -99,7 +98,7 @@ def test_channels_first_image_has_output_of_channels_last_image(kind):
     """The oracle is the network for channels last, with the same parameters and the transposed image."""
     first, last = spec(3, 40, 36, dtype=jnp.uint8), spec(40, 36, 3, dtype=jnp.uint8)
     x = draw(first, 2)
-    networks_of = {obs.shape: networks.network(obs, 2, kind=kind, hidden=(8,)) for obs in (first, last)}
+    networks_of = {obs.shape: networks.network(obs, 2, Options(kind=kind, hidden=(8,))) for obs in (first, last)}
     if kind == "mlp":  # flattened, so only the output shape is tested
         assert networks_of[first.shape].apply(start(networks_of[first.shape]), x).shape == (2, 2)
         return
@@ -113,7 +112,9 @@ def test_images_are_scaled_alike_as_uint8_and_as_float(kind):
     """Boards, and floats without the option `observations`, are not scaled."""
     shape = (40, 36, 3)
     x = draw(spec(*shape, dtype=jnp.uint8), 2)
-    network_of = lambda obs, observations: networks.network(obs, 2, kind=kind, hidden=(8,), observations=observations)
+    network_of = lambda obs, observations: networks.network(
+        obs, 2, Options(kind=kind, hidden=(8,), observations=observations)
+    )
     as_bytes, as_floats = spec(*shape, dtype=jnp.uint8), spec(*shape)
     params = start(network_of(as_bytes, "auto"))
     shades = network_of(as_bytes, "auto").apply(params, x)
@@ -144,14 +145,14 @@ def test_images_are_scaled_alike_as_uint8_and_as_float(kind):
 )
 def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):
     with pytest.raises(ValueError, match=words):
-        networks.actor_critic(obs, 2, kind=kind)
+        networks.actor_critic(obs, 2, Options(kind=kind))
 
 
 def test_network_rejects_image_reading_of_vector():
     with pytest.raises(
         ValueError, match=r"^network.observations: image requires \[H, W\] or \[H, W, C\], got float32\[4\]"
     ):
-        networks.network(VECTOR, 2, observations="image")
+        networks.network(VECTOR, 2, Options(observations="image"))
 
 
 def test_network_rejects_convolutions_for_vector_observations():
@@ -159,7 +160,7 @@ def test_network_rejects_convolutions_for_vector_observations():
         ValueError,
         match=r"^network.observations: network nature requires an image or a board, got vector; use network mlp$",
     ):
-        networks.network(IMAGE, 2, kind="nature", observations="vector")
+        networks.network(IMAGE, 2, Options(kind="nature", observations="vector"))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_network_rejects_convolutions_for_vector_observations():
     ],
 )
 def test_outputs_keep_any_leading_axes(obs, kind):
-    network = networks.actor_critic(obs, 3, kind=kind, hidden=(16,))
+    network = networks.actor_critic(obs, 3, Options(kind=kind, hidden=(16,)))
     params = jax.eval_shape(network.init, jax.random.key(0))
     for axes in ((), (5,), (2, 3)):
         output, value = jax.eval_shape(network.both, params, draw(obs, *axes))
@@ -188,7 +189,7 @@ def test_outputs_keep_any_leading_axes(obs, kind):
 
 @pytest.mark.parametrize("obs", [spec(), TREE, BOARD])
 def test_rows_of_batch_are_independent(obs):
-    network = networks.network(obs, 3, hidden=(16,))
+    network = networks.network(obs, 3, Options(hidden=(16,)))
     params, x = start(network), draw(obs, 2, 3)
     apply = jax.jit(network.apply)
     alone = apply(params, jax.tree.map(lambda leaf: leaf[1, 2], x))
@@ -202,7 +203,7 @@ def test_actor_and_critic_alone_match_both(obs, shared):
     network = networks.actor_critic(obs, 3, shared=shared)
     params, x = start(network), draw(obs, 5)
     output, value = jax.jit(network.both)(params, x)
-    np.testing.assert_allclose(jax.jit(network.actor)(params, x), output, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(network.act)(params, x, ())[0], output, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jax.jit(network.critic)(params, x), value, rtol=1e-5, atol=1e-6)
 
 
@@ -227,7 +228,7 @@ PAPERS = [  # kernels of a network with 4 outputs, and its parameters: of each l
 
 @pytest.mark.parametrize(("obs", "kind", "kernels", "num_parameters"), PAPERS)
 def test_kernel_shapes_and_number_of_parameters_match_paper(obs, kind, kernels, num_parameters):
-    params = leaves(jax.eval_shape(networks.network(obs, 4, kind=kind).init, jax.random.key(0)))
+    params = leaves(jax.eval_shape(networks.network(obs, 4, Options(kind=kind)).init, jax.random.key(0)))
     assert sorted(leaf.shape for path, leaf in params if "kernel" in path) == sorted(kernels)
     assert sum(leaf.size for _, leaf in params) == num_parameters
 
@@ -240,7 +241,7 @@ def normalized(x, layer):
 @pytest.mark.parametrize("dueling", [False, True])
 def test_simba_matches_plain_residual_blocks(dueling):
     """In float64: x + W2 relu(W1 norm(x)), and a norm at the end. Streams have the last block."""
-    network = networks.network(VECTOR, 3, kind="simba", hidden=(8, 8), dueling=dueling)
+    network = networks.network(VECTOR, 3, Options(kind="simba", hidden=(8, 8), dueling=dueling))
     params, obs = draw(jax.eval_shape(network.init, jax.random.key(0))), draw(VECTOR, 5)
     layers = jax.tree.map(lambda x: np.asarray(x, float), params)["params"]
     dense = lambda x, layer: x @ layer["kernel"] + layer["bias"]
@@ -272,7 +273,7 @@ def test_simba_matches_plain_residual_blocks(dueling):
 )
 def test_simba_rejects_unsupported_options(options, words):
     with pytest.raises(ValueError, match=words):
-        networks.network(VECTOR, 3, kind="simba", **options)
+        networks.network(VECTOR, 3, Options(kind="simba", **options))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_simba_rejects_unsupported_options(options, words):
 )
 def test_default_activation_matches_paper(obs, kind, activation, other):
     """The option `activation` overrides it, also in the convolutions."""
-    make = lambda name: networks.network(obs, 3, kind=kind, activation=name, hidden=(8,))
+    make = lambda name: networks.network(obs, 3, Options(kind=kind, activation=name, hidden=(8,)))
     params, x = draw(jax.eval_shape(make("auto").init, jax.random.key(0))), draw(obs, 5)
     by_itself, same, not_same = jax.jit(lambda: [make(name).apply(params, x) for name in ("auto", activation, other)])()
     np.testing.assert_array_equal(by_itself, same)
@@ -297,7 +298,7 @@ def test_default_activation_matches_paper(obs, kind, activation, other):
 
 @pytest.mark.parametrize(("obs", "shared"), [(VECTOR, None), (BOARD, None), (VECTOR, True), (BOARD, False)])
 def test_actor_critic_shares_convolutions_but_not_dense_torso_by_default(obs, shared):
-    network = networks.actor_critic(obs, 3, shared=shared, hidden=(8,))
+    network = networks.actor_critic(obs, 3, Options(hidden=(8,)), shared=shared)
     params = start(network)
     gradient = jax.jit(jax.grad(lambda params: network.critic(params, draw(obs, 5)).sum()))(params)
     touched = any(bool((leaf != 0).any()) for path, leaf in leaves(gradient) if "['torso']" in path)
@@ -311,7 +312,7 @@ def test_actor_critic_shares_convolutions_but_not_dense_torso_by_default(obs, sh
     [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (SMALL_IMAGE, "dqn2013"), (BOARD, "impala")],
 )
 def test_init_makes_scaled_orthogonal_kernels_and_zero_biases(obs, kind):
-    params = start(networks.actor_critic(obs, 3, kind=kind, hidden=(32, 32)))
+    params = start(networks.actor_critic(obs, 3, Options(kind=kind, hidden=(32, 32))))
     for path, leaf in leaves(params):
         if leaf.ndim == 1:
             np.testing.assert_array_equal(leaf, 0)
@@ -333,7 +334,7 @@ def test_init_makes_scaled_orthogonal_kernels_and_zero_biases(obs, kind):
 )
 def test_kernel_init_option_sets_variance_and_bound_of_kernels(kind, std, most):
     """`std` and `most` are of two hidden layers, critic head and actor head, times sqrt(number of inputs)."""
-    network = networks.actor_critic(spec(300), 400, hidden=(400, 500), kernel_init=kind, shared=True)
+    network = networks.actor_critic(spec(300), 400, Options(hidden=(400, 500), kernel_init=kind), shared=True)
     params = start(network)["params"]
     layers = [params["torso"]["mlp"]["Dense_0"], params["torso"]["mlp"]["Dense_1"]]
     for layer, expected in zip([*layers, params["critic_head"], params["actor_head"]], std, strict=True):
@@ -345,14 +346,14 @@ def test_kernel_init_option_sets_variance_and_bound_of_kernels(kind, std, most):
 
 
 def test_kernel_init_of_convolution_uses_full_fan_in():
-    kernel = start(networks.network(IMAGE, 3, kind="nature", kernel_init="lecun_normal"))["params"]
+    kernel = start(networks.network(IMAGE, 3, Options(kind="nature", kernel_init="lecun_normal")))["params"]
     first = next(leaf for path, leaf in leaves(kernel) if leaf.ndim > 2)
     assert float(first.std()) == pytest.approx(1 / np.sqrt(8 * 8 * 4), rel=0.05)
 
 
 def test_orthogonal_init_is_uniformly_distributed():
     """Entries have mean 0, variance 1 / 4 and equally frequent signs, as for uniform orthogonal matrices."""
-    network = networks.network(VECTOR, 4, hidden=(4,), gain=1.0)
+    network = networks.network(VECTOR, 4, Options(hidden=(4,)))
     many = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(0), 4000))
     kernels = np.asarray(many["params"]["heads_0"]["kernel"])
     error = 1 / np.sqrt(4000)
@@ -362,7 +363,7 @@ def test_orthogonal_init_is_uniformly_distributed():
 
 
 def test_init_is_reproducible_and_no_two_kernels_are_equal():
-    network = networks.actor_critic(VECTOR, 4, hidden=(4, 4), actor_gain=1.0)
+    network = networks.actor_critic(VECTOR, 4, Options(hidden=(4, 4)), actor_gain=1.0)
     one, again, other = start(network, 1), start(network, 1), start(network, 2)
     jax.tree.map(np.testing.assert_array_equal, one, again)
     kernels = [leaf for tree in (one, other) for _, leaf in leaves(tree) if leaf.shape == (4, 4)]
@@ -394,7 +395,7 @@ def test_convolution_implementation_does_not_change_loss_or_gradient(obs, kind, 
         """Parameters, a loss, and its gradient."""
         with monkeypatch.context() as patched:
             compute_by(way, patched)
-            network = networks.network(obs, 3, kind=kind, hidden=(16,), **options)
+            network = networks.network(obs, 3, Options(kind=kind, hidden=(16,), **options))
             x, noise = draw(obs, num_rows), network.noise(jax.random.key(3), (num_rows,))
             loss = lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
             params = start(network)
@@ -452,7 +453,7 @@ def test_products_with_few_columns_are_compiled_in_given_order():
 def test_bfloat16_keeps_parameters_outputs_and_gradients_in_float32(obs):
     """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
     exact, coarse = (
-        networks.actor_critic(obs, 3, actor_gain=1.0, dtype=dtype, layer_norm=True, hidden=(32,))
+        networks.actor_critic(obs, 3, Options(dtype=dtype, layer_norm=True, hidden=(32,)), actor_gain=1.0)
         for dtype in (jnp.float32, jnp.bfloat16)
     )
     params, x = start(coarse), draw(obs, 8)
@@ -467,8 +468,8 @@ def test_bfloat16_keeps_parameters_outputs_and_gradients_in_float32(obs):
 @pytest.mark.parametrize("shape", [(), (8,)])
 def test_noisy_network_in_bfloat16_approximates_float32(shape):
     """With noise that all rows share, and with separate noise for each row."""
-    make = partial(networks.network, VECTOR, 3, hidden=(32,), noisy=True)
-    exact, coarse = make(dtype=jnp.float32), make(dtype=jnp.bfloat16)
+    options = Options(hidden=(32,), noisy=True)
+    exact, coarse = (networks.network(VECTOR, 3, options._replace(dtype=d)) for d in (jnp.float32, jnp.bfloat16))
     params, x, noise = start(exact), draw(VECTOR, 8), exact.noise(jax.random.key(1), shape)
     loss = lambda network: jax.jit(jax.value_and_grad(lambda params: jnp.sum(network.apply(params, x, noise) ** 2)))
     (one, gradient), (other, coarse_gradient) = loss(exact)(params), loss(coarse)(params)
@@ -492,10 +493,10 @@ def test_noisy_network_in_bfloat16_approximates_float32(shape):
     ],
 )
 def test_uint8_images_are_divided_by_255_and_other_inputs_are_not(obs, dtype, scale):
-    as_floats = networks.network(ShapeDtypeStruct(obs.shape, jnp.float32), 3, hidden=(8,))
+    as_floats = networks.network(ShapeDtypeStruct(obs.shape, jnp.float32), 3, Options(hidden=(8,)))
     params, x = start(as_floats), draw(obs, 4)
     assert x.dtype == dtype
-    result = jax.jit(networks.network(obs, 3, hidden=(8,)).apply)(params, x)
+    result = jax.jit(networks.network(obs, 3, Options(hidden=(8,))).apply)(params, x)
     expected = jax.jit(as_floats.apply)(params, x.astype(jnp.float32) / scale)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
@@ -504,7 +505,7 @@ def test_uint8_images_are_divided_by_255_and_other_inputs_are_not(obs, dtype, sc
 def test_uint8_255_equals_float_1_for_every_kind(kind):
     """The image is too small for the nature network, or is part of a dict."""
     within = (lambda x: {"part": x}) if kind == "mlp" else lambda x: x
-    make = lambda dtype: networks.network(within(spec(20, 20, 3, dtype=dtype)), 3, kind=kind, hidden=(8,))
+    make = lambda dtype: networks.network(within(spec(20, 20, 3, dtype=dtype)), 3, Options(kind=kind, hidden=(8,)))
     params = start(make(jnp.float32))
     white, one = (within(jnp.full((20, 20, 3), *of)) for of in ((255, jnp.uint8), (1, jnp.float32)))
     found, wanted = make(jnp.uint8).apply(params, white), make(jnp.float32).apply(params, one)
@@ -516,7 +517,8 @@ def test_uint8_255_equals_float_1_for_every_kind(kind):
 def test_float_input_of_image_network_is_not_divided_by_255(kind):
     """PPO passes standardized float32 observations to networks for uint8 images."""
     bytes_, floats = (
-        networks.network(spec(40, 40, 3, dtype=dtype), 3, kind=kind, hidden=(8,)) for dtype in (jnp.uint8, jnp.float32)
+        networks.network(spec(40, 40, 3, dtype=dtype), 3, Options(kind=kind, hidden=(8,)))
+        for dtype in (jnp.uint8, jnp.float32)
     )
     params, x = start(floats), jax.random.normal(jax.random.key(5), (2, 40, 40, 3))
     np.testing.assert_allclose(bytes_.apply(params, x), floats.apply(params, x), rtol=1e-5, atol=1e-6)
@@ -532,7 +534,7 @@ def test_tree_observation_is_concatenated():
 @pytest.mark.parametrize(("obs", "kind"), [(VECTOR, "mlp"), (spec(10, 10, 4), "minatar")])
 def test_layer_norm_removes_scale_of_observation(obs, kind):
     """Initial biases are zero, so the input of layer norm is proportional to the observation."""
-    network = networks.network(obs, 3, kind=kind, layer_norm=True)
+    network = networks.network(obs, 3, Options(kind=kind, layer_norm=True))
     params, x = start(network), draw(obs, 5)
     apply = jax.jit(network.apply)
     np.testing.assert_allclose(apply(params, 100 * x), apply(params, 10 * x), rtol=1e-2, atol=1e-2)
@@ -541,7 +543,7 @@ def test_layer_norm_removes_scale_of_observation(obs, kind):
 def test_activation_option_is_applied():
     """With an identity kernel, the features are relu or tanh of the observation."""
     for name, function in (("relu", nn.relu), ("tanh", jnp.tanh)):
-        torso = networks_torso.make(VECTOR, hidden=(4,), activation=name)
+        torso = torsos.make(VECTOR, Options(hidden=(4,), activation=name))
         params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
         x = draw(VECTOR, 5)
         np.testing.assert_allclose(torso.apply(params, x), function(x), rtol=1e-5, atol=1e-6)
@@ -586,7 +588,7 @@ def test_noisy_network_uses_separate_noise_for_each_row(dueling, num_atoms):
 
     Rows are equal with shared noise and without noise.
     """
-    network = networks.network(VECTOR, 3, num_atoms=num_atoms, hidden=(8, 8), noisy=True, dueling=dueling)
+    network = networks.network(VECTOR, 3, Options(num_atoms=num_atoms, hidden=(8, 8), noisy=True, dueling=dueling))
     params, x = start(network), jnp.ones((6, 4))
     noise = network.noise(jax.random.key(1), (6,))
     assert len(jax.tree.leaves(noise)) == (5 if dueling else 3)  # each dense layer and each head
@@ -604,7 +606,7 @@ def test_noisy_network_uses_separate_noise_for_each_row(dueling, num_atoms):
 @pytest.mark.slow
 def test_shared_noise_matches_same_noise_repeated_for_each_row():
     """Shared noise needs one product with the noisy weights, separate noise needs two. Gradients agree too."""
-    network = networks.network(VECTOR, 3, hidden=(8,), noisy=True)
+    network = networks.network(VECTOR, 3, Options(hidden=(8,), noisy=True))
     params, x, noise = start(network), draw(VECTOR, 6), network.noise(jax.random.key(1), ())
     each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (6, *leaf.shape)), noise)
     gradient = jax.jit(jax.grad(lambda params, noise: (network.apply(params, x, noise) ** 2).sum()))
@@ -616,7 +618,7 @@ def test_shared_noise_matches_same_noise_repeated_for_each_row():
 
 def test_noise_is_empty_without_noisy_layers_and_separate_for_each_layer():
     assert networks.network(VECTOR, 3).noise(jax.random.key(0), (7,)) == ()
-    noise = networks.network(VECTOR, 3, hidden=(8,), noisy=True).noise(jax.random.key(0), (2, 7))
+    noise = networks.network(VECTOR, 3, Options(hidden=(8,), noisy=True)).noise(jax.random.key(0), (2, 7))
     parts = [np.asarray(leaf) for leaf in jax.tree.leaves(noise)]
     assert sorted(part.shape for part in parts) == [(2, 7, 8 + 3), (2, 7, 4 + 8)]
     numbers = np.concatenate([part.reshape(-1) for part in parts])
@@ -625,7 +627,7 @@ def test_noise_is_empty_without_noisy_layers_and_separate_for_each_layer():
 
 def test_noisy_spreads_start_as_in_paper_and_have_gradient():
     """Spreads of weights and biases start at 0.5 / sqrt(inputs). Their gradient is 0 only without noise."""
-    network = networks.network(VECTOR, 3, hidden=(16,), noisy=True)
+    network = networks.network(VECTOR, 3, Options(hidden=(16,), noisy=True))
     params, x = start(network), draw(VECTOR, 5)
     spreads = {path: leaf for path, leaf in leaves(params) if "spread" in path}
     assert sorted({leaf.shape for leaf in spreads.values()}) == [(3,), (4, 16), (16,), (16, 3)]
@@ -645,7 +647,7 @@ def test_noisy_spreads_start_as_in_paper_and_have_gradient():
 @pytest.mark.parametrize("obs", [VECTOR, BOARD])
 @pytest.mark.parametrize("dueling", [False, True])
 def test_num_atoms_adds_one_output_axis(obs, dueling, num_atoms, shape):
-    network = networks.network(obs, 3, num_atoms=num_atoms, dueling=dueling, hidden=(8,))
+    network = networks.network(obs, 3, Options(num_atoms=num_atoms, dueling=dueling, hidden=(8,)))
     params = jax.eval_shape(network.init, jax.random.key(0))
     for axes in ((), (2, 5)):
         output = jax.eval_shape(network.apply, params, draw(obs, *axes))
@@ -655,7 +657,7 @@ def test_num_atoms_adds_one_output_axis(obs, dueling, num_atoms, shape):
 @pytest.mark.parametrize("num_atoms", [None, 5])
 def test_dueling_mean_over_actions_is_state_value(num_atoms):
     """For each atom, a constant added to all advantages has no effect; added to the value, it shifts all actions."""
-    network = networks.network(VECTOR, 3, num_atoms=num_atoms, dueling=True, hidden=(8,))
+    network = networks.network(VECTOR, 3, Options(num_atoms=num_atoms, dueling=True, hidden=(8,)))
     params, x = start(network), draw(VECTOR, 6)
     apply, axis = jax.jit(network.apply), -1 if num_atoms is None else -2
     size = num_atoms or 1
@@ -679,7 +681,7 @@ def test_dueling_mean_over_actions_is_state_value(num_atoms):
 
 
 def test_dueling_streams_share_all_but_last_hidden_layer():
-    network = networks.network(VECTOR, 3, hidden=(8, 5), dueling=True)
+    network = networks.network(VECTOR, 3, Options(hidden=(8, 5), dueling=True))
     kernels = sorted(leaf.shape for path, leaf in leaves(start(network)) if "kernel" in path)
     assert kernels == sorted([(4, 8), (8, 5), (8, 5), (5, 1), (5, 3)])
 
@@ -689,7 +691,7 @@ def test_dueling_streams_share_all_but_last_hidden_layer():
 def test_network_concatenates_image_features_with_vector(shape, kind):
     """Like a critic of images and actions: both parts affect the output, and leading axes are kept."""
     parts = jax.ShapeDtypeStruct(shape, jnp.uint8), jax.ShapeDtypeStruct((2,), jnp.float32)
-    critic = networks.network(parts, 1, kind=kind, hidden=(8,))
+    critic = networks.network(parts, 1, Options(kind=kind, hidden=(8,)))
     params = critic.init(jax.random.key(0))
     key_image, key_action = jax.random.split(jax.random.key(1))
     image = jax.random.randint(key_image, (3, 2, *shape), 0, 255).astype(jnp.uint8)
@@ -716,4 +718,4 @@ def test_network_concatenates_image_features_with_vector(shape, kind):
 )
 def test_choose_kind_uses_convolutions_for_image_next_to_vector(shapes, dtype, kind):
     parts = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    assert networks.torso.choose_kind(parts) == kind
+    assert torsos.choose_kind(parts) == kind

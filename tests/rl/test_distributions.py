@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxrl_fast.rl import distributions
+from jaxrl_fast.rl import distributions, heads
 from jaxrl_fast.rl.distributions import Categorical, EpsilonGreedy, Gaussian, MultiCategorical, TanhGaussian
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 
@@ -358,7 +358,7 @@ def test_tanh_gaussian_has_kl_and_mode_of_gaussian():
 )
 def test_head_makes_distribution_of_action_space(space, tanh_squash, kind, num_outputs, noise):
     """Noise, parameters, samples and actions have the shapes and types of the action space."""
-    head = distributions.head(space, tanh_squash)
+    head = heads.head(space, tanh_squash)
     drawn = head.sample_noise(jax.random.key(0), 6, 5)
     assert (head.num_outputs, drawn.shape) == (num_outputs, noise)
     params = head.init(-0.5)
@@ -379,7 +379,7 @@ def test_head_makes_distribution_of_action_space(space, tanh_squash, kind, num_o
 
 @pytest.mark.parametrize("space", [Discrete(6), MultiDiscrete(NUMS)])
 def test_head_applies_action_mask(space):
-    head, mask = distributions.head(space), jnp.array([True, False, True, True, False, True])
+    head, mask = heads.head(space), jnp.array([True, False, True, True, False, True])
     policy = head.make(jnp.asarray(MANY_LOGITS[0]), (), jnp.broadcast_to(mask, (5, 6)))
     np.testing.assert_array_equal(policy.logits, distributions.masked(jnp.asarray(MANY_LOGITS[0]), mask))
     np.testing.assert_array_equal(head.make(jnp.asarray(MANY_LOGITS[0]), ()).logits, MANY_LOGITS[0])
@@ -387,24 +387,24 @@ def test_head_applies_action_mask(space):
 
 def test_head_noise_samples_from_distribution():
     """Chi-square test for Gumbel noise (discrete), Kolmogorov-Smirnov test for normal noise (continuous)."""
-    noise = distributions.head(Discrete(4)).sample_noise(jax.random.key(0), 1000, 20).reshape(-1, 4)
+    noise = heads.head(Discrete(4)).sample_noise(jax.random.key(0), 1000, 20).reshape(-1, 4)
     actions = np.asarray(Categorical(jnp.asarray(np.tile(LOGITS[0], (20_000, 1)))).sample_from(noise))
     expected = 20_000 * scipy.special.softmax(LOGITS[0].astype(float))
     assert scipy.stats.chisquare(np.bincount(actions, minlength=4), expected).pvalue > 1e-3
-    normal = np.asarray(distributions.head(Box((2,))).sample_noise(jax.random.key(0), 1000, 20), float).reshape(-1)
+    normal = np.asarray(heads.head(Box((2,))).sample_noise(jax.random.key(0), 1000, 20), float).reshape(-1)
     assert scipy.stats.kstest(normal, scipy.stats.norm.cdf).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_head_rejects_box_that_is_not_a_vector(shape):
     with pytest.raises(ValueError, match=rf"^action: requires shape \[D\], got \[{', '.join(map(str, shape))}\]$"):
-        distributions.head(Box(shape))
+        heads.head(Box(shape))
 
 
 @pytest.mark.parametrize("tanh_squash", [False, True])
 def test_head_adds_offset_to_log_std_outputs(tanh_squash):
     """Means 0.3 and -0.2, standard deviations exp(-0.5 + 0.1) and exp(-0.5 - 0.4)."""
-    head = distributions.head(Box((2,)), tanh_squash, log_std_offset=-0.5)
+    head = heads.head(Box((2,)), tanh_squash, log_std_offset=-0.5)
     assert head.num_outputs == 4 and head.init(-0.5) == ()
     pi = head.make(jnp.float32([[0.3, -0.2, 0.1, -0.4]]), ())
     sample = jnp.float32([[0.5, 0.1]])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 T, N = 6, 3
 SPEC = EnvSpec("test", ShapeDtypeStruct((2,), jnp.float32), Discrete(2), N)
-NETWORK = networks.network(SPEC.obs, 2, memory="gru", memory_size=3, hidden=(4,))
+NETWORK = networks.network(SPEC.obs, 2, networks.Options(memory="gru", memory_size=3, hidden=(4,)))
 PARAMS = NETWORK.init(jax.random.key(0))
 OBS = jax.random.normal(jax.random.key(1), (T + 1, N, 2))
 CARRY = (jax.random.normal(jax.random.key(2), (N, 3)),)

@@ -119,7 +119,7 @@ def test_gsde_matrices_are_standard_normal_and_differ_between_environments():
 
 
 def test_no_gradient_flows_from_standard_deviation_into_features():
-    head = state_noise.head(types.Box((SIZE,)), False, WIDTH)
+    head = state_noise.Head(types.Box((SIZE,)), False, WIDTH)
     spread = lambda output, sigma: head.make(output, sigma).log_std.sum()
     of_output, of_sigma = jax.grad(spread, argnums=(0, 1))(jnp.ones((5, SIZE + WIDTH)), head.init(-0.5))
     assert not of_output.any() and (of_sigma > 0).all()

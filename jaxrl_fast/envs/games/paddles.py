@@ -111,13 +111,10 @@ class Paddles:
 
     def step_env(self, key: Key, state: State, action: Array, params: Params) -> tuple[Any, ...]:
         """Step without a reset. Both players move at the same time."""
-        direction = jnp.asarray([0.0, 1.0, -1.0])[action]
-        speed = jnp.full(2, params.paddle_speed, jnp.float32)
+        moves = jnp.asarray([0.0, 1.0, -1.0])[action] * params.paddle_speed
         if self.own_side is not None:
             following = jnp.clip(state.ball[1] - state.paddles, -params.opponent_speed, params.opponent_speed)
-            moves = following.at[self.own_side].set(direction * params.paddle_speed)
-        else:
-            moves = direction * speed
+            moves = following.at[self.own_side].set(moves)
         state, hit, missed = move(self.size, params, state, moves)
         point = missed[::-1].astype(jnp.int32)
         reward = jnp.full(2, hit.any()) - 1.0 * missed.any() if self.cooperative else 1.0 * point - 1.0 * missed

@@ -12,7 +12,7 @@ import numpy as np
 from jax import export
 
 from jaxrl_fast.evaluation import policy
-from jaxrl_fast.evaluation.export.function import KEY, PolicyFunction, named
+from jaxrl_fast.evaluation.export.function import KEY, PolicyFunction, named, with_memory
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import PyTree
@@ -55,13 +55,9 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
 
 def reference(saved: SavedRun, obs: PyTree, memory: tuple[Any, ...]) -> Any:
     """Return the greedy actions [B, ...] of the run for inputs of the exported policy."""
-    env, carry = saved.env, initial_carry(saved.agent, NUM_ROWS)
-    leaves, structure = jax.tree.flatten(carry)
+    env = saved.env
     is_memory = policy.remembers(saved.agent, saved.agent.exploit, saved.learners, env.spec.obs)
-    given = iter(memory)
-    carry = jax.tree.unflatten(
-        structure, [next(given) if flag else x for x, flag in zip(leaves, is_memory, strict=True)]
-    )
+    carry = with_memory(initial_carry(saved.agent, NUM_ROWS), is_memory, memory)
     return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, env.view.encode_obs(obs), carry)[0])
 
 

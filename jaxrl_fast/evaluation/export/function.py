@@ -3,7 +3,7 @@
 A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced by `kernels.portable`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +15,10 @@ from jaxrl_fast import kernels
 from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.rollout import initial_carry
-from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree
+from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree, SampleNoise
 from jaxrl_fast.utils.random import key_of_seed
 
-NUM_DRAWS = 2**16  # random numbers by whose moments a distribution is recognized
 KEY = "key"  # the input of a sampled policy that draws its random numbers itself
-LAWS = {"uniform": (1 / 2, 1 / 12), "normal": (0.0, 1.0), "gumbel": (np.euler_gamma, np.pi**2 / 6)}  # mean and variance
 
 
 class Noise(NamedTuple):
@@ -28,7 +26,7 @@ class Noise(NamedTuple):
 
     name: str
     spec: ShapeDtypeStruct  # for one row
-    law: str  # one of LAWS, or "" for another distribution
+    law: str  # its distribution, or "" if the algorithm does not name it
     axis: int | None  # the axis of the rows in the agent's noise
 
 
@@ -80,11 +78,8 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         for i, one, x in zip(places, noise, given, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
         inputs = PolicyInput(env.view.encode_obs(jax.tree.map(lambda x: x[None], obs)))
-        carry, remembered = jax.tree.leaves(initial), iter(memory)
-        carry = [next(remembered)[None] if flag else x for x, flag in zip(carry, is_memory, strict=True)]
-        decision = decide(
-            state, inputs, jax.tree.unflatten(jax.tree.structure(initial), carry), structure.unflatten(filled)
-        )
+        carry = with_memory(initial, is_memory, [x[None] for x in memory])
+        decision = decide(state, inputs, carry, structure.unflatten(filled))
         following = tuple(x[0] for x, flag in zip(jax.tree.leaves(decision.carry), is_memory) if flag)
         return env.view.to_env_action(decision.action)[0], following
 
@@ -100,6 +95,13 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     with kernels.portable():
         action, _ = jax.eval_shape(act, obs, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
     return PolicyFunction(act, draw, obs, noise, action, memory)
+
+
+def with_memory(carry: PyTree, is_memory: list[bool], memory: Iterable[Array]) -> PyTree:
+    """Return a carry whose leaves that `is_memory` marks are replaced by the arrays of a memory."""
+    leaves, structure = jax.tree.flatten(carry)
+    given = iter(memory)
+    return jax.tree.unflatten(structure, [next(given) if f else x for x, f in zip(leaves, is_memory, strict=True)])
 
 
 def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
@@ -160,20 +162,12 @@ def _is_random(part: Array) -> bool:
 def _describe(agent: Agent, parts: list[Array], axes: list[int | None]) -> tuple[Noise, ...]:
     """Return the names, shapes and distributions of the random parts of a decision's noise."""
     found: list[Noise] = []
-    many = jax.tree.leaves(jax.jit(lambda: agent.sample_noise(key_of_seed(0), 1, NUM_DRAWS))())
-    for part, axis, draws in zip(parts, axes, many, strict=True):
+    laws = agent.sample_noise.laws if isinstance(agent.sample_noise, SampleNoise) else ()
+    for part, axis in zip(parts, axes, strict=True):
         if _is_random(part):
             shape = part.shape if axis is None else (*part.shape[:axis], *part.shape[axis + 1 :])
-            law = _law(draws)
+            law = laws[min(len(found), len(laws) - 1)] if laws else ""
             same = sum(one.law == law for one in found)
             name = (law or "noise") + (f"_{same + 1}" if same else "")
             found.append(Noise(name, ShapeDtypeStruct(shape, part.dtype), law, axis))
     return tuple(found)
-
-
-def _law(draws: Array) -> str:
-    """Return the name in LAWS of the distribution that has these moments, or ""."""
-    if not jnp.issubdtype(draws.dtype, jnp.floating):
-        return ""
-    moments = np.array([np.mean(draws), np.var(draws)])
-    return next((name for name, law in LAWS.items() if np.allclose(moments, law, rtol=0.05, atol=0.03)), "")

@@ -86,7 +86,8 @@ def _layers(saved: SavedRun) -> Arrays:
 def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
     """Yield the lines above the body of `policy`."""
     noise = "".join(f", {one.name}" for one in function.noise)
-    shapes = [f"{name} {spec.dtype}{['B', *spec.shape]}" for name, spec in _signature(function)]
+    inputs = [("obs", function.obs), *((one.name, one.spec) for one in function.noise)]
+    shapes = [f"{name} {spec.dtype}{['B', *spec.shape]}" for name, spec in inputs]
     yield f'"""The policy of {saved.env.spec.id}: policy.npz and numpy. Written by jaxrl_fast."""'
     yield from ("from pathlib import Path", "", "import numpy as np", "")
     yield from ('A = dict(np.load(Path(__file__).with_name("policy.npz")))', "", "")
@@ -102,10 +103,6 @@ def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
     yield f"def policy(obs{noise}):"
     result = f"{function.action.dtype}{['B', *function.action.shape]}"
     yield f"    # {', '.join(shapes)} -> {result}".replace("'", "")
-
-
-def _signature(function: PolicyFunction) -> list[tuple[str, Any]]:
-    return [("obs", function.obs), *((one.name, one.spec) for one in function.noise)]
 
 
 def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:

@@ -39,10 +39,6 @@ def _axes(axes: Sequence[int]) -> np.ndarray:
     return np.asarray(axes, np.int64)
 
 
-def _barrier(graph, equation, *values):
-    return list(values)
-
-
 def _integer_pow(graph, equation, x):
     y = equation.params["y"]
     return graph.op("Mul", x, x) if y == 2 else graph.op("Pow", x, _like(equation, y))
@@ -52,18 +48,10 @@ def _is_finite(graph, equation, x):
     return graph.op("Not", graph.op("Or", graph.op("IsInf", x), graph.op("IsNaN", x)))
 
 
-def _clamp(graph, equation, low, x, high):
-    return graph.op("Min", graph.op("Max", x, low), high)
-
-
 def _select(graph, equation, which, *cases):
     if equation.invars[0].aval.dtype != bool:
         raise ValueError("to onnx: a choice of several arrays is not supported, got select_n; use stablehlo")
     return graph.op("Where", which, cases[1], cases[0])
-
-
-def _convert(graph, equation, x):
-    return graph.cast(x, equation.params["new_dtype"])
 
 
 def _broadcast(graph, equation, x, *dynamic):
@@ -136,13 +124,9 @@ def _arg(kind: str, graph: Graph, equation: Any, x: Value) -> str:
     return graph.cast(graph.op(kind, x, axis=int(axis), keepdims=0), equation.params["index_dtype"])
 
 
-def _cumsum(graph, equation, x):
-    return graph.op("CumSum", x, np.int64(equation.params["axis"]), reverse=int(equation.params["reverse"]))
-
-
 def _dot(graph, equation, x, y):
     """Multiply by MatMul where one of the factors is a matrix, else by Einsum."""
-    ((left,), (right,)), (batch_x, batch_y) = _contracted(equation)
+    (left, right), (batch_x, batch_y) = equation.params["dimension_numbers"]
     ranks = [len(v.aval.shape) for v in equation.invars]
     if len(left) == 1 and not batch_x and ranks[1] == 2:
         order = [i for i in range(ranks[0]) if i != left[0]] + [left[0]]
@@ -156,12 +140,6 @@ def _dot(graph, equation, x, y):
     free += [n for j, n in enumerate(names_y) if j not in (*right, *batch_y)]
     result = "".join([names_x[i] for i in batch_x] + free)
     return graph.op("Einsum", x, y, equation=f"{''.join(names_x)},{''.join(names_y)}->{result}")
-
-
-def _contracted(equation: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return ((axes of x,), (axes of y,)) of the sum, and the axes of x and of y that are batches."""
-    (left, right), batches = equation.params["dimension_numbers"]
-    return ((tuple(left),), (tuple(right),)), batches
 
 
 def _conv(graph, equation, x, kernel):
@@ -234,9 +212,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "ne": lambda graph, equation, x, y: graph.op("Not", graph.op("Equal", x, y)),
     "rem": lambda graph, equation, x, y: graph.op("Mod", x, y, fmod=1),
     "is_finite": _is_finite,
-    "clamp": _clamp,
+    "clamp": lambda graph, equation, low, x, high: graph.op("Min", graph.op("Max", x, low), high),
     "select_n": _select,
-    "convert_element_type": _convert,
+    "convert_element_type": lambda graph, equation, x: graph.cast(x, equation.params["new_dtype"]),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": lambda graph, equation, x: graph.op("Squeeze", x, _axes(equation.params["dimensions"])),
@@ -247,6 +225,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "pad": _pad,
     "gather": _gather,
-    "cumsum": _cumsum,
-    "optimization_barrier": _barrier,
+    "cumsum": lambda graph, equation, x: graph.op(
+        "CumSum", x, np.int64(equation.params["axis"]), reverse=int(equation.params["reverse"])
+    ),
+    "optimization_barrier": lambda graph, equation, *values: list(values),
 }

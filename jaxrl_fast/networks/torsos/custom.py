@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks import reading
+from jaxrl_fast.networks.options import Kind, Options
+from jaxrl_fast.networks.torsos import mlp
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
@@ -52,26 +54,25 @@ class JoinAction(nn.Module):
         return jnp.concatenate([features.reshape(features.shape[0], -1), action.astype(features.dtype)], axis=-1)
 
 
+KIND = Kind((), "relu", 64, mlp.layers)
+
+
 def is_custom(kind: str) -> bool:
     """Return whether a network's name is that of a user's class, "my_package.my_module:MyTorso"."""
     return ":" in kind
 
 
-def make(
-    name: str,
-    arguments: Mapping[str, Any],
-    obs: PyTree,
-    observations: str = "auto",
-    dtype: jnp.dtype = jnp.float32,
-) -> nn.Module:
-    """Return the user's module of this name, checked on observations like `obs` (ShapeDtypeStruct).
+def make(obs: PyTree, options: Options, layers: nn.Module) -> Custom:
+    """Return the user's module that the options name, checked on observations like `obs`, then dense layers.
 
     Raises ValueError for an unknown class or argument, and for an argument whose type is not that of its default. The
     module must map [B, *shape] to features [B, ...].
     """
-    made = _construct(name, arguments)
-    shapes = [ShapeDtypeStruct((2, *reading.shape(leaf, observations)), dtype) for leaf in jax.tree.leaves(obs)]
-    batch = jax.tree.unflatten(jax.tree.structure(obs), shapes)
+    name, observations = options.kind, options.observations
+    made = _construct(name, options.arguments)
+    leaves, structure = jax.tree.flatten(obs)
+    shapes = [ShapeDtypeStruct((2, *reading.shape(leaf, observations)), options.dtype) for leaf in leaves]
+    batch = jax.tree.unflatten(structure, shapes)
     variables = _shapes(name, made.init, key_of_seed(0), batch)
     if state := sorted(set(variables) - {"params"}):
         problem = f"{name} must have parameters only, got {', '.join(state)}"
@@ -81,7 +82,7 @@ def make(
     if not is_array or len(features.shape) < 2 or features.shape[0] != 2:
         got = f"{features.dtype}{list(features.shape)}" if hasattr(features, "shape") else type(features).__name__
         raise ValueError(f"network: {name} must return float features [2, F] for 2 observations, got {got}")
-    return made
+    return Custom(options.inputs(obs), JoinAction(made) if options.action_size else made, layers, observations)
 
 
 def _shapes(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
