@@ -16,7 +16,7 @@ from jaxrl_fast.utils.random import key_of_seed
 class PendingStep(NamedTuple):
     """A pool whose actions are sent and whose step is not received yet."""
 
-    actors: Actors  # when the action was chosen; env is (), since all pools share one state
+    actors: Actors  # when the action was chosen; env is None, since all pools share one state
     decision: Decision
 
 
@@ -49,7 +49,7 @@ def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:
     key_env, key_noise = jax.random.split(key)
     actors = reset(env, agent, key_env)
     env_state, pending = actors.env, []
-    of_pool = jax.tree.map(lambda x: x.reshape(pools.num, -1, *x.shape[1:]), actors._replace(env=()))
+    of_pool = jax.tree.map(lambda x: x.reshape(pools.num, -1, *x.shape[1:]), actors._replace(env=None))
     for i, noise in enumerate(_noise(env, agent, key_noise, 1)):
         own = jax.tree.map(itemgetter(i), of_pool)
         env_state, sent = _send(pools, policy, i, env_state, own, jax.tree.map(itemgetter(0), noise))
@@ -64,7 +64,7 @@ def collect(
     actors: AsyncActors,
     key: Key,
     meanwhile: Callable[[Array, PyTree], PyTree] = lambda t, work: work,
-    work: PyTree = (),
+    work: PyTree = None,
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
     """Collect a rollout from asynchronous pools, and do other work at each of its steps.
 
@@ -80,7 +80,7 @@ def collect(
         env_state, pending, rows = actors.env, [], []
         for i, (before, decision) in enumerate(actors.pending):
             env_state, after = pools.receive(i, env_state)
-            own, row = follow(agent, before, decision, (), after)
+            own, row = follow(agent, before, decision, None, after)
             env_state, sent = _send(pools, policy, i, env_state, own, noise[i])
             pending.append(sent)
             rows.append(row)

@@ -18,7 +18,7 @@ class TrainState(NamedTuple):
     actors: Actors | async_rollout.AsyncActors
     key: Key
     num_updates: Array  # int32; environment steps are derived from it on the host, where integers do not overflow
-    rollout: Rollout | tuple[()] = ()  # with --overlap: the last rollout, which the next update learns from
+    rollout: Rollout | None = None  # with --overlap: the last rollout, which the next update learns from
 
 
 def init(env: Env, agent: Agent, key: Key) -> TrainState:

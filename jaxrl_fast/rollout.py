@@ -29,8 +29,8 @@ from jaxrl_fast.types import (
 )
 
 Policy = Callable[[PolicyInput, PyTree, PyTree], Decision]  # (input, carry, noise)
-# [N] bool: the game is over; its score f32 and length int32 up to this step; [N] bool: the step failed, or ()
-Scores = tuple[Array, Array, Array, Array | tuple[()]]
+# [N] bool: the game is over; its score f32 and length int32 up to this step; [N] bool: the step failed, or None
+Scores = tuple[Array, Array, Array, Array | None]
 
 
 class Actors(NamedTuple):
@@ -73,13 +73,13 @@ def _once(env: Env, function: Callable[..., PyTree], *arguments: PyTree) -> PyTr
 
 
 def as_rollout(
-    steps: Transition, failed: Array | tuple[()], carry: PyTree, first: TimeStep, after: TimeStep
+    steps: Transition, failed: Array | None, carry: PyTree, first: TimeStep, after: TimeStep
 ) -> Rollout:
     """Return T steps as a rollout, with the time steps before the first and after the last one.
 
     An episode is truncated before a step that `failed` [T, N]: the failed step then resembles a reset.
     """
-    if not isinstance(failed, tuple):
+    if failed is not None:
         steps = steps._replace(last=steps.last.at[:-1].set(steps.last[:-1] | failed[1:]))
     return Rollout(steps, after.obs, carry, first.obs, after.action_mask)
 
@@ -107,7 +107,7 @@ def follow(
     now, extras = actors.timestep, decision.extras
     reward, game_over = after.score or EpisodeScore(after.reward, after.last)
     valid, stopped = ~now.last, game_over
-    if not isinstance(after.failed, tuple):
+    if after.failed is not None:
         valid, stopped, game_over = valid & ~after.failed, game_over | after.failed, game_over & ~after.failed
     carry = jax.tree.map(partial(_where, ~valid), initial_carry(agent, len(now.last)), decision.carry)
     score, length = actors.score + reward, actors.length + valid
@@ -125,9 +125,9 @@ def follow(
     return Actors(env_state, after, carry, *ended), (row, (game_over, score, length, after.failed))
 
 
-def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Array | tuple[()] = ()) -> Metrics:
+def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Array | None = None) -> Metrics:
     """Return sums and extremes over the games that ended, [T, N]; the minimum is inf if none did."""
-    quarantined = {} if isinstance(failed, tuple) else {"quarantined": failed.sum()}
+    quarantined = {} if failed is None else {"quarantined": failed.sum()}
     return quarantined | {
         "episodes": over.sum(),
         "valid_steps": valid.sum(),
@@ -140,7 +140,7 @@ def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Ar
 
 
 def scores_of_games(
-    env: Env, agent: Agent, valid: Array, over: Array, score: Array, length: Array, failed: Array | tuple[()]
+    env: Env, agent: Agent, valid: Array, over: Array, score: Array, length: Array, failed: Array | None
 ) -> Metrics:
     """Return `scores_of` with games counted once, as means over their players, and sums for each player.
 

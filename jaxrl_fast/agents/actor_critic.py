@@ -39,17 +39,17 @@ class Params(NamedTuple):
 
     actor: PyTree
     critic: PyTree  # parameters have a leading axis [num_critics]
-    log_temperature: PyTree = ()  # of SAC: f32 []
+    log_temperature: PyTree = None  # of SAC: f32 []
 
 
 class Learner(NamedTuple):
     """The variables that a gradient step changes."""
 
     params: Params
-    target_params: Params  # () for parts without a target
+    target_params: Params  # None for parts without a target
     optimizer: Params
-    observations: PyTree = ()  # normalize.Stats of each leaf of an observation, or ()
-    batch_stats: PyTree = ()  # running statistics of the critics' batch renormalization, or ()
+    observations: PyTree = None  # normalize.Stats of each leaf of an observation
+    batch_stats: PyTree = None  # running statistics of the critics' batch renormalization
 
 
 class Context(NamedTuple):
@@ -162,7 +162,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         rollout_length=context.ratio.steps_per_update // context.num_envs,
         sample_noise=partial(action_noise.sample_noise, size),
         initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
-        policy_state=lambda state: state._replace(replay=()),
+        policy_state=lambda state: state._replace(replay=None),
         parameters=lambda state: (state.learner.params, state.learner.target_params),
         learning=Learning(
             on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
@@ -173,7 +173,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
 
 def _init(context: Context, init: Callable, key: Key) -> State:
     """Return the state before the first update, with empty statistics."""
-    stats = normalize.init(context.spec.obs) if context.config.normalize_observations else ()
+    stats = normalize.init(context.spec.obs) if context.config.normalize_observations else None
     learner = init(context, key)._replace(observations=stats, batch_stats=context.critic.init_stats())
     return off_policy.init_state(learner, context.replay.init())
 
@@ -204,9 +204,9 @@ def init_params(context: Context, key: Key) -> Params:
 
 
 def init_optimizer(context: Context, params: Params) -> Params:
-    """Return the optimizers before the first step; () for parts without parameters."""
+    """Return the optimizers before the first step; None for parts without parameters."""
     both = zip(context.optimizer, params, strict=True)
-    return Params(*(rule.init(part) if jax.tree.leaves(part) else () for rule, part in both))
+    return Params(*(rule.init(part) if jax.tree.leaves(part) else None for rule, part in both))
 
 
 def update(
@@ -215,7 +215,7 @@ def update(
     """Add the rollout to the statistics and to the replay buffer, then make the gradient steps that are due."""
     steps = normalize.clip_rewards(rollout, context.config.clips_rewards).steps
     stats = state.learner.observations
-    if stats:
+    if stats is not None:
         stats = normalize.update(stats, steps.obs, steps.valid, context.parallelism.axis_name)
     state, metrics = off_policy.learn(
         context.ratio,
@@ -257,7 +257,7 @@ def sample_normal(context: Context, key: Key, num: int) -> Array:
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:
-    """Return the learner after one optimizer step of each part that has a gradient; () means no gradient."""
+    """Return the learner after one optimizer step of each part that has a gradient; None means no gradient."""
     params, optimizer = list(learner.params), list(learner.optimizer)
     for i, (rule, g) in enumerate(zip(context.optimizer, gradient, strict=True)):
         if jax.tree.leaves(g):

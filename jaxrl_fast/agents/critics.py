@@ -45,21 +45,21 @@ def step(
         objective = partial(loss, context, batch, target, row_weight)
     gradient, (errors, metrics, batch_stats) = jax.grad(objective, has_aux=True)(learner.params.critic)
     workers = context.parallelism.num_grad_workers if context.replay.update_priorities else 1
-    whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
+    whole = collectives.scatter_rows(errors, workers) if workers > 1 else None
     gradient, whole = collectives.all_reduce_sum((gradient, whole), context.parallelism.grad_axis)
     if context.replay.update_priorities:
         buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
-    learner = actor_critic.apply_gradient(context, learner, Params((), gradient))
+    learner = actor_critic.apply_gradient(context, learner, Params(None, gradient))
     return learner._replace(batch_stats=batch_stats), buffer, metrics
 
 
 def loss(
     context: Context, batch: replay.Sample, target: Atoms, weight: Array, params: PyTree
 ) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
-    """Return the results of `loss_of_outputs` for the critics at (obs, action), and () for statistics."""
+    """Return the results of `loss_of_outputs` for the critics at (obs, action), and None for statistics."""
     output = context.critic.apply(params, (batch.obs, batch.action))
     total, (errors, metrics) = loss_of_outputs(context, output, target, weight)
-    return total, (errors, metrics, ())
+    return total, (errors, metrics, None)
 
 
 def joint_loss(

@@ -125,7 +125,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         sample_noise=partial(sample_noise, context),
         rollout_length=num_steps,
         initial_carry=network.initial_carry,
-        policy_state=lambda state: state._replace(replay=()),
+        policy_state=lambda state: state._replace(replay=None),
         parameters=lambda state: (state.learner.params, state.learner.target_params),
         learning=Learning(
             on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
@@ -271,7 +271,7 @@ def gradient_step(
         objective = partial(sequence_loss, context, learner.target_params, batch, weight, noise)
     gradient, (errors, metrics) = jax.grad(objective, has_aux=True)(learner.params)
     workers = parallelism.num_grad_workers if context.replay.update_priorities else 1
-    whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
+    whole = collectives.scatter_rows(errors, workers) if workers > 1 else None
     gradient, whole = collectives.all_reduce_sum((gradient, whole), parallelism.grad_axis)
     updates, optimizer = context.optimizer.update(gradient, learner.optimizer, learner.params)
     params = optax.apply_updates(learner.params, updates)

@@ -44,9 +44,9 @@ class State(NamedTuple):
 
     params: PyTree
     optimizer: PyTree
-    observations: PyTree  # normalize.Stats of each leaf of an observation, or ()
-    rewards: normalize.RewardScale | tuple[()]
-    lr_scale: Array | tuple[()] = ()  # f32 [], of the learning rate with schedule kl
+    observations: PyTree  # normalize.Stats of each leaf of an observation, or None
+    rewards: normalize.RewardScale | None
+    lr_scale: Array | None = None  # f32 [], of the learning rate with schedule kl
 
 
 class Sampled(NamedTuple):
@@ -70,9 +70,9 @@ class Batch(NamedTuple):
     advantage: Array
     target: Array  # of the value
     weight: Array  # of the row in means: 0 where its action was ignored
-    action_mask: PyTree = ()  # bool [B, num_outputs], or ()
+    action_mask: Array | None = None  # bool [B, num_outputs]
     carry: PyTree = ()  # [B, ...] of the memory before each sequence
-    reset: Array | tuple[()] = ()  # bool [B, L]: an episode begins after the step
+    reset: Array | None = None  # bool [B, L]: an episode begins after the step
 
 
 class Learner(NamedTuple):
@@ -81,7 +81,7 @@ class Learner(NamedTuple):
     params: PyTree
     optimizer: PyTree
     stopped: Array  # bool: the KL divergence exceeds its limit, and no further step is applied
-    lr_scale: Array | tuple[()] = ()
+    lr_scale: Array | None = None
 
 
 class UpdateBatch(NamedTuple):
@@ -89,7 +89,7 @@ class UpdateBatch(NamedTuple):
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: Frames | tuple[()]  # the frames from which observations are built, if they are stored as frames
+    frames: Frames | None  # the frames from which observations are built, if they are stored as frames
     state: State  # after the update, without the changes by gradient steps and `moments`
     moments: PyTree  # normalize.Moments: of targets and advantages [2], and of observations if these are normalized
 
@@ -192,14 +192,14 @@ def init(context: Context, key: Key) -> State:
     """Return fresh parameters and empty statistics."""
     params = {"network": context.network.init(key)}
     log_std = context.head.init(context.config.policy.log_std_init)
-    if not isinstance(log_std, tuple):
+    if log_std is not None:
         params["log_std"] = log_std
     return State(
         params=params,
         optimizer=context.optimizer.init(params),
-        observations=normalize.init(context.spec.obs) if context.config.normalize_observations else (),
-        rewards=normalize.init_reward(context.spec.num_envs) if context.config.rewards == "normalized" else (),
-        lr_scale=jnp.float32(1) if isinstance(context.config.schedule, AdaptiveKL) else (),
+        observations=normalize.init(context.spec.obs) if context.config.normalize_observations else None,
+        rewards=normalize.init_reward(context.spec.num_envs) if context.config.rewards == "normalized" else None,
+        lr_scale=jnp.float32(1) if isinstance(context.config.schedule, AdaptiveKL) else None,
     )
 
 
@@ -235,7 +235,7 @@ def policy(
     """
     obs = normalize.apply(state.observations, inputs.obs)
     output, memory = step(state.params["network"], obs, carry[0] if context.gsde else carry)
-    pi = context.head.make(output, state.params.get("log_std", ()), inputs.action_mask)
+    pi = context.head.make(output, state.params.get("log_std"), inputs.action_mask)
     return pi, output, (memory, carry[1]) if context.gsde else memory
 
 
@@ -279,7 +279,7 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     pi, sample = steps.extras if isinstance(steps.extras, Sampled) else Sampled(steps.extras, steps.action)
     log_prob = pi.log_prob(sample)
     rows = Batch(obs, sample, pi, log_prob, value, advantage, target, weight, steps.action_mask)
-    rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.has_memory else ()), config.sequence())
+    rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.has_memory else None), config.sequence())
     moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
     learner = Learner(state.params, state.optimizer, jnp.bool_(False), state.lr_scale)
     return UpdateBatch(learner, rows._replace(carry=carry), kept, after, (moments, obs_moments))
@@ -291,14 +291,14 @@ def scaled(context: Context, state: State, steps: Transition) -> tuple[State, Ar
     With rewards normalized, they are scaled.
     """
     reward, rewards, axis_name = steps.reward, state.rewards, context.parallelism.axis_name
-    if not rewards:
+    if rewards is None:
         return state, reward
     rewards = normalize.update_reward(rewards, reward, steps.last, steps.valid, context.config.gamma, axis_name)
     return state._replace(rewards=rewards), normalize.apply_reward(rewards, reward)
 
 
 def values(
-    context: Context, state: State, rollout: Rollout, obs: PyTree, kept: Frames | tuple[()]
+    context: Context, state: State, rollout: Rollout, obs: PyTree, kept: Frames | None
 ) -> tuple[Array, Array, PyTree]:
     """Return the values of each step and of its successor, f32 [T, N], computed in bulk after acting.
 
@@ -351,7 +351,7 @@ def finalize(
 
 
 def gradient_step(
-    context: Context, kept: Frames | tuple[()], learner: Learner, batch: Batch
+    context: Context, kept: Frames | None, learner: Learner, batch: Batch
 ) -> tuple[Learner, tuple[Metrics, Array]]:
     """Make one gradient step. Once the KL divergence exceeds its limit, this and later steps are discarded."""
     params, optimizer, stopped, lr_scale = learner
@@ -362,10 +362,10 @@ def gradient_step(
     gradient, metrics = minibatch.accumulate_grads(
         jax.grad(partial(context.objective, context), has_aux=True), params, batch
     )
-    approx_kl = metrics["approx_kl"] if needs_kl else ()
+    approx_kl = metrics["approx_kl"] if needs_kl else None
     gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), context.parallelism.grad_axis)
     updates, next_optimizer = context.optimizer.update(gradient, optimizer, params)
-    if isinstance(schedule, AdaptiveKL) and not isinstance(lr_scale, tuple):
+    if isinstance(schedule, AdaptiveKL) and lr_scale is not None:
         adapted = adapt_lr(schedule.target, context.config.learning_rate, lr_scale, approx_kl)
         num_steps = context.config.num_epochs * context.config.num_minibatches
         has_moved = optimizer[-1].count % num_steps > 0  # before the first step of an update, the KL is rounding only
@@ -398,7 +398,7 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     """
     config = context.config
     (output, value), _ = context.network.unroll(params["network"], batch.obs, batch.carry, batch.reset)
-    pi = context.head.make(output, params.get("log_std", ()), batch.action_mask)
+    pi = context.head.make(output, params.get("log_std"), batch.action_mask)
     log_ratio = pi.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     bound = jnp.where(batch.advantage > 0, 1 + config.clip_coef, 1 - config.clip_coef)

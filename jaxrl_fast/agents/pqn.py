@@ -49,7 +49,7 @@ class Batch(NamedTuple):
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
     carry: PyTree = ()  # [B, ...] of the memory before each sequence
-    reset: Array | tuple[()] = ()  # bool [B, L]: an episode begins after the step
+    reset: Array | None = None  # bool [B, L]: an episode begins after the step
 
 
 class Learner(NamedTuple):
@@ -64,9 +64,9 @@ class UpdateBatch(NamedTuple):
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: frame_stack.Frames | tuple[()]  # the frames from which observations are built, if they are stored as frames
+    frames: frame_stack.Frames | None  # the frames from which observations are built, if they are stored as frames
     num_updates: Array  # int32: this one included
-    moments: tuple[()] = ()  # no statistics are pooled over shards
+    moments: None = None  # no statistics are pooled over shards
 
 
 class Context(NamedTuple):
@@ -189,7 +189,7 @@ def finalize(
     }
 
 
-def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | tuple[()]]:
+def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | None]:
     """Return the rows to learn from, [T * N, ...], and the frames from which their observations are built.
 
     Targets are Peng's Q(lambda) (section 3.2 of the paper). The value after the last step is computed as well, so that
@@ -210,7 +210,7 @@ def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, 
 
 
 def next_values(
-    context: Context, params: PyTree, rollout: Rollout, obs: PyTree, kept: frame_stack.Frames | tuple[()]
+    context: Context, params: PyTree, rollout: Rollout, obs: PyTree, kept: frame_stack.Frames | None
 ) -> tuple[Array, PyTree]:
     """Return the highest value after each step, f32 [T, N], and the carry before each sequence.
 
@@ -221,8 +221,8 @@ def next_values(
         read = partial(frame_stack.decode, context.spec.frame_stack, kept)
         unroll = partial(context.network.unroll, params)
         value, carry = sequences.recompute(unroll, rollout, obs, rollout.next_obs, read, length)
-        masks = rollout.steps.action_mask, rollout.next_action_mask
-        mask = () if isinstance(masks[1], tuple) else jnp.concatenate([masks[0], masks[1][None]])
+        join = lambda now, after: jnp.concatenate([now, after[None]])
+        mask = jax.tree.map(join, rollout.steps.action_mask, rollout.next_action_mask)
         return distributions.masked(value, mask).max(-1)[1:], carry
     after = PolicyInput(rollout.next_obs, rollout.next_action_mask)
     best_at_end = action_values(context, params, after, ())[0].max(-1)
@@ -230,7 +230,7 @@ def next_values(
 
 
 def gradient_step(
-    context: Context, kept: frame_stack.Frames | tuple[()], learner: Learner, batch: Batch
+    context: Context, kept: frame_stack.Frames | None, learner: Learner, batch: Batch
 ) -> tuple[Learner, Metrics]:
     """Make one gradient step."""
     params, optimizer = learner

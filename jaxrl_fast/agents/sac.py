@@ -63,7 +63,7 @@ def init(context: Context, key: Key) -> Learner:
     params = actor_critic.init_params(context, key)
     if context.config.learn_temperature:
         params = params._replace(log_temperature=jnp.log(jnp.float32(context.config.temperature)))
-    target_params = Params((), () if context.config.crossq else params.critic)
+    target_params = Params(None, None if context.config.crossq else params.critic)
     return Learner(params, target_params, actor_critic.init_optimizer(context, params))
 
 
@@ -115,7 +115,7 @@ def gradient_step(
         )
     scale = metrics["weight"] * config.policy_delay  # metrics of the policy are 0 in the steps between
     of_policy = jax.tree.map(lambda x: scale * x, of_policy) | {"temperature": metrics["weight"] * alpha}
-    return learner._replace(target_params=Params((), critic)), buffer, counts, {**metrics, **of_policy}
+    return learner._replace(target_params=Params(None, critic)), buffer, counts, {**metrics, **of_policy}
 
 
 def policy_step(
@@ -126,7 +126,7 @@ def policy_step(
     gradient, (excess, metrics) = jax.grad(loss, has_aux=True)(learner.params.actor)
     gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
     # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
-    gradients = Params(gradient, (), excess if context.config.learn_temperature else ())
+    gradients = Params(gradient, None, excess if context.config.learn_temperature else None)
     return actor_critic.apply_gradient(context, learner, gradients), metrics
 
 

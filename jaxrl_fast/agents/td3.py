@@ -52,7 +52,7 @@ def make(
 def init(context: Context, key: Key) -> Learner:
     """Return fresh parameters, and targets equal to them; with `crossq`, no targets."""
     params = actor_critic.init_params(context, key)
-    target_params = Params((), ()) if context.config.crossq else params
+    target_params = Params(None, None) if context.config.crossq else params
     return Learner(params, target_params, actor_critic.init_optimizer(context, params))
 
 
@@ -110,7 +110,7 @@ def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) 
     """Move the policy towards actions that the first critic rates highly, then the targets. Also returns the loss."""
     loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner, obs, weight))(learner.params.actor)
     loss, gradient = collectives.all_reduce_sum((loss, gradient), context.parallelism.grad_axis)
-    learner = actor_critic.apply_gradient(context, learner, Params(gradient, ()))
+    learner = actor_critic.apply_gradient(context, learner, Params(gradient, None))
     if context.config.crossq:
         return learner, loss
     target_params = optax.incremental_update(learner.params, learner.target_params, context.config.target.tau)

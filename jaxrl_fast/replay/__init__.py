@@ -185,9 +185,9 @@ def _sample_uniform(
     batch_size: int,
     gamma: float | Array,
     beta: float | Array = 0.0,
-) -> tuple[Sample, Array, tuple[()]]:
+) -> tuple[Sample, Array, None]:
     row, env, found = ring.draw(config, state, key, *draw_args(parallelism, batch_size))
-    return ring.read(config, state, row, env, gamma), found.astype(jnp.float32), ()
+    return ring.read(config, state, row, env, gamma), found.astype(jnp.float32), None
 
 
 def _sample_prioritized(

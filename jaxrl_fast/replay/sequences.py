@@ -166,7 +166,7 @@ def read(config: SequenceConfig, state: State, slot: Array, env: Array, gamma: f
     flat, flat_env = learned.reshape(-1), wide[:, config.burn_in : config.length].reshape(-1)
     reward, discount, following = ring.follow(sizes, data, flat, flat_env, gamma)
     mask = lambda row: jax.tree.map(lambda x: at(x, row, flat_env), data.action_mask)
-    steps = Sample((), at(data.action, flat, flat_env), reward, discount, (), mask(flat), mask(following))
+    steps = Sample(None, at(data.action, flat, flat_env), reward, discount, None, mask(flat), mask(following))
     ahead = (following - flat) % sizes.num_rows  # 1 to n_step
     return Sequences(
         obs=jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), obs),
@@ -186,9 +186,9 @@ def _sample_uniform(
     batch_size: int,
     gamma: float | Array,
     beta: float | Array = 0.0,
-) -> tuple[Sequences, Array, tuple[()]]:
+) -> tuple[Sequences, Array, None]:
     slot, env, found = draw(config, state.ring, key, *draw_args(parallelism, batch_size))
-    return read(config, state, slot, env, gamma), found.astype(jnp.float32), ()
+    return read(config, state, slot, env, gamma), found.astype(jnp.float32), None
 
 
 def _sample_prioritized(

@@ -31,9 +31,9 @@ def chosen(x: Array, action: Array) -> Array:
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, 0).sum(axis)
 
 
-def masked(logits: Array, mask: Array | tuple[()] = ()) -> Array:
-    """Return logits or action values [..., A] with FORBIDDEN where mask [..., A] is False; () masks nothing."""
-    return logits if isinstance(mask, tuple) else jnp.where(mask, logits, FORBIDDEN)
+def masked(logits: Array, mask: Array | None = None) -> Array:
+    """Return logits or action values [..., A] with FORBIDDEN where mask [..., A] is False; None masks nothing."""
+    return logits if mask is None else jnp.where(mask, logits, FORBIDDEN)
 
 
 class Categorical(NamedTuple):
@@ -115,7 +115,7 @@ class EpsilonGreedy(NamedTuple):
 
     value: Array  # [..., A], FORBIDDEN where masked
     epsilon: float | Array  # [...]
-    mask: Array | tuple[()] = ()  # [..., A] bool; (): all actions are allowed
+    mask: Array | None = None  # [..., A] bool; None: all actions are allowed
 
     def sample(self, key: Key) -> Array:
         """Sample actions, int32 [...]."""
@@ -127,7 +127,7 @@ class EpsilonGreedy(NamedTuple):
         The first number decides whether the action is random; the second selects the random action.
         """
         coin, which = noise
-        if isinstance(self.mask, tuple):
+        if self.mask is None:
             num_actions = self.value.shape[-1]
             anything = jnp.minimum((which * num_actions).astype(jnp.int32), num_actions - 1)
         else:
@@ -231,8 +231,8 @@ class Head(NamedTuple):
     """The distribution over an action space, with the outputs, parameters and noise that it requires."""
 
     num_outputs: int  # of the network
-    init: Callable[[float], PyTree]  # additional parameters, from a log standard deviation: () or f32 [D]
-    make: Callable[..., Any]  # (outputs [..., num_outputs], parameters, mask=()) -> distribution
+    init: Callable[[float], PyTree]  # additional parameters, from a log standard deviation: None or f32 [D]
+    make: Callable[..., Any]  # (outputs [..., num_outputs], parameters, mask=None) -> distribution
     sample_noise: Callable[[Key, int, int], Array]  # (key, T, N): noise for `sample_from`, [T, N, ...]
     to_action: Callable[[Array], Array]  # from a sample to the action
 
@@ -246,10 +246,10 @@ def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array 
     same = lambda x: x
     gumbel = lambda key, num_steps, num_envs: jax.random.gumbel(key, (num_steps, num_envs, space.num_outputs))
     if isinstance(space, Discrete):
-        return Head(space.num, lambda _: (), lambda x, _, mask=(): Categorical(masked(x, mask)), gumbel, same)
+        return Head(space.num, lambda _: None, lambda x, _, mask=None: Categorical(masked(x, mask)), gumbel, same)
     if isinstance(space, MultiDiscrete):
-        make = lambda x, _, mask=(): MultiCategorical(masked(x, mask), space.nums)
-        return Head(space.num_outputs, lambda _: (), make, gumbel, same)
+        make = lambda x, _, mask=None: MultiCategorical(masked(x, mask), space.nums)
+        return Head(space.num_outputs, lambda _: None, make, gumbel, same)
     assert isinstance(space, Box)
     if len(space.shape) != 1:
         raise ValueError(f"action: requires shape [D], got {list(space.shape)}")
@@ -257,18 +257,18 @@ def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array 
     head = Head(
         num_outputs=space.num_outputs,
         init=partial(jnp.full, space.shape, dtype=jnp.float32),
-        make=lambda x, log_std, mask=(): kind(x, jnp.broadcast_to(log_std, x.shape)),
+        make=lambda x, log_std, mask=None: kind(x, jnp.broadcast_to(log_std, x.shape)),
         sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs, *space.shape)),
         to_action=jnp.tanh if tanh_squash else same,
     )
     if log_std_offset is None:
         return head
 
-    def of_state(x: Array, _: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+    def of_state(x: Array, _: PyTree, mask: Array | None = None) -> Gaussian | TanhGaussian:
         mean, log_std = jnp.split(x, 2, axis=-1)
         return kind(mean, log_std + log_std_offset)
 
-    return head._replace(num_outputs=2 * space.num_outputs, init=lambda _: (), make=of_state)
+    return head._replace(num_outputs=2 * space.num_outputs, init=lambda _: None, make=of_state)
 
 
 def _expect(logits: Array, x: Array) -> Array:

@@ -1,7 +1,7 @@
 """Compute means and variances, of some rows or of all rows so far, to normalize observations and to scale rewards.
 
 A row is a tree of arrays, such as an observation. Its statistics are the same tree with Stats in place of each array.
-An agent that does not normalize has the statistics ().
+An agent that does not normalize has the statistics None.
 
 Rows with mask False do not count, whatever values they have (even NaN). For observations and rewards the mask is
 `valid`: rows that were acted upon count, reset rows do not.
@@ -109,12 +109,13 @@ def apply(stats: PyTree, x: PyTree, clip: float = CLIP, epsilon: float = EPSILON
 
     Without statistics, x does not change.
     """
-    return _map(partial(_apply, clip, epsilon), stats, x) if stats else x
+    return _map(partial(_apply, clip, epsilon), stats, x) if stats is not None else x
 
 
 def _map(function: Callable[[Stats, PyTree], PyTree], stats: PyTree, other: PyTree) -> PyTree:
     """Call a function with the Stats of each array and the same part of another tree."""
-    return jax.tree.map(function, stats, other, is_leaf=lambda x: isinstance(x, Stats)) if stats else ()
+    is_stats = lambda x: isinstance(x, Stats)
+    return None if stats is None else jax.tree.map(function, stats, other, is_leaf=is_stats)
 
 
 def _seen(mask: Array, stats: Stats, x: Array) -> Moments:

@@ -27,7 +27,7 @@ class Epochs(NamedTuple):
 
 
 def run(
-    epochs: Epochs, learner: PyTree, rows: Any, key: Key, extra_moments: PyTree = ()
+    epochs: Epochs, learner: PyTree, rows: Any, key: Key, extra_moments: PyTree = None
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Return the learner after all epochs, the sums of the steps' metrics, and `extra_moments` pooled over all shards.
 

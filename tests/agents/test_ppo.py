@@ -235,7 +235,7 @@ def standardized(num_shards):
         rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # `value` keeps the advantages from before
         look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
         how = sgd.Epochs(2, 3, "shards", look, standardize_field="advantage")
-        plan, _ = sgd._plan(how, rows, jax.random.key(0), ())
+        plan, _ = sgd._plan(how, rows, jax.random.key(0), None)
         return jax.vmap(lambda plan: sgd._train_on(how, (), rows, plan)[1])(plan)
 
     return jax.jit(jax.vmap(run, axis_name="shards"))
@@ -372,7 +372,7 @@ def test_explore_and_exploit_normalize_observations(action):
     state = jax.jit(normalizing.init)(jax.random.key(0))
     state = state._replace(params=jax.tree.map(lambda x: 30 * x, state.params))  # so that actions differ
     stats = state.observations._replace(mean=jnp.full(4, 100.0), var=jnp.full(4, 4.0), num_rows=jnp.float32(1000))
-    state, without = state._replace(observations=stats), state._replace(observations=())
+    state, without = state._replace(observations=stats), state._replace(observations=None)
     standardized = jnp.asarray(np.random.default_rng(0).normal(size=(64, 4)), jnp.float32)
     raw = 100 + 2 * standardized
     noise = jax.tree.map(lambda x: x[0], normalizing.sample_noise(jax.random.key(1), 1, 64))
@@ -528,7 +528,7 @@ def test_policy_option_chooses_distribution_of_actions(kind, squash):
     agent, context = built(types.Box((2,)), policy=dict(kind=kind, squash=squash, log_std_init=-0.5))
     params = agent.init(jax.random.key(0)).params
     output = context.network.act(params["network"], jnp.ones((4, 4)), ())[0]
-    found = context.head.make(output, params.get("log_std", ()))
+    found = context.head.make(output, params.get("log_std"))
     assert type(found) is (distributions.TanhGaussian if squash else distributions.Gaussian)
     more = np.asarray(output, float)[:, 2:]
     assert more.shape == (4, 2 if kind == "state_dependent" else 8)

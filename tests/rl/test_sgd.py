@@ -23,7 +23,7 @@ def steps(rows, key):
     """The minibatches of 4 gradient steps: two epochs of two minibatches."""
     seen = lambda learner, batch: (learner + 1, batch)
     epochs = sgd.Epochs(2, 2, None, seen, standardize_field="advantage")
-    order, _ = sgd._plan(epochs, rows, key, ())
+    order, _ = sgd._plan(epochs, rows, key, None)
     train = lambda learner, plan: sgd._train_on(epochs, learner, rows, plan)
     return jax.lax.scan(train, jnp.int32(0), order)
 

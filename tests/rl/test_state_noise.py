@@ -59,7 +59,7 @@ def played(memory):
     def play():
         actors = rollout.reset(env, agent, jax.random.key(2))
         end, (seen, steps) = jax.lax.scan(step, actors, agent.sample_noise(jax.random.key(3), T, N))
-        return seen, rollout.as_rollout(steps, (), actors.carry, actors.timestep, end.timestep)
+        return seen, rollout.as_rollout(steps, None, actors.carry, actors.timestep, end.timestep)
 
     seen, experience = jax.jit(play)()
     return agent, state, jax.tree.map(np.asarray, seen), experience
