@@ -20,6 +20,13 @@ class PendingStep(NamedTuple):
     decision: Decision
 
 
+class Work(NamedTuple):
+    """Work that is done while the pools step."""
+
+    state: PyTree = None
+    step: Callable[[Array, PyTree], PyTree] = lambda t, state: state  # (t, state) to the state after step t
+
+
 class AsyncActors(NamedTuple):
     """The state of the environments of all pools, and the pending step of each pool."""
 
@@ -58,25 +65,19 @@ def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:
 
 
 def collect(
-    env: Env,
-    agent: Agent,
-    policy: Policy,
-    actors: AsyncActors,
-    key: Key,
-    meanwhile: Callable[[Array, PyTree], PyTree] = lambda t, work: work,
-    work: PyTree = None,
+    env: Env, agent: Agent, policy: Policy, actors: AsyncActors, key: Key, work: Work = Work()
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
     """Collect a rollout from asynchronous pools, and do other work at each of its steps.
 
     All pools step during the update as well. So the policy before the last update chose the actions of the first row.
-    The steps of the actions sent last are received in the next rollout. `meanwhile(t, work)` runs at step t, while the
-    pools step. Returns the actors, the rollout, the scores of episodes that ended, and the work.
+    The steps of the actions sent last are received in the next rollout. Returns the actors, the rollout, the scores of
+    episodes that ended, and the state of the work.
     """
     pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
     noise = jax.tree.map(lambda x: x[1:], noise)  # an action chosen at row t is the action of row t + 1
 
     def step(carry: Any, now: Any) -> tuple[Any, Any]:
-        (actors, work), (t, noise) = carry, now
+        (actors, done), (t, noise) = carry, now
         env_state, pending, rows = actors.env, [], []
         for i, (before, decision) in enumerate(actors.pending):
             env_state, after = pools.receive(i, env_state)
@@ -84,16 +85,16 @@ def collect(
             env_state, sent = _send(pools, policy, i, env_state, own, noise[i])
             pending.append(sent)
             rows.append(row)
-        work = meanwhile(_only_after(env_state, t), work)  # every pool has its action
-        return (AsyncActors(env_state, tuple(pending)), work), jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        done = work.step(_only_after(env_state, t), done)  # every pool has its action
+        return (AsyncActors(env_state, tuple(pending)), done), jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
     join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
-    (end, work), rows = jax.lax.scan(step, (actors, work), (jnp.arange(agent.rollout_length), noise))
+    (end, done), rows = jax.lax.scan(step, (actors, work.state), (jnp.arange(agent.rollout_length), noise))
     steps, scores = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
     timestep = lambda actors: join(*(sent.actors.timestep for sent in actors.pending))
     carry = join(*(sent.actors.carry for sent in actors.pending))
-    experience = as_rollout(steps, scores[-1], carry, timestep(actors), timestep(end))
-    return end, experience, scores_of(steps.valid, *scores), work
+    experience = as_rollout(steps, scores.failed, carry, timestep(actors), timestep(end))
+    return end, experience, scores_of(steps.valid, scores), done
 
 
 def pools_of(env: Env) -> AsyncPools:
