@@ -11,7 +11,6 @@ import optax
 from jaxrl_fast import networks, replay
 from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.ensemble import critics
-from jaxrl_fast.options.algorithm import as_fraction
 from jaxrl_fast.options.explore import OrnsteinUhlenbeck
 from jaxrl_fast.options.value import TruncatedQuantile
 from jaxrl_fast.parallel import collectives
@@ -84,8 +83,6 @@ def make_context(
     num_updates: int,
     parallelism: Parallelism,
     outputs_per_number: int,
-    target_update_interval: int,
-    policy_delay: int = 1,
     transform_gradient: optax.GradientTransformation | None = None,
 ) -> Context:
     """Return the constants of an agent. Its actor has `outputs_per_number` outputs for each number of an action.
@@ -93,21 +90,15 @@ def make_context(
     Raises ValueError if options contradict each other or the environment.
     """
     size = action_noise.action_size(spec, type(config).__name__.lower())
-    num_envs = spec.num_envs * parallelism.num_shards
-    num_steps = config.length(num_envs)
-    ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     normalize.check(config, spec)
     check(config, parallelism)
-    off_policy.check_sizes(config, spec, parallelism, num_steps, ratio)
-    off_policy.check(ratio, target_update_interval, as_fraction)
-    num_rows = config.replay.size // ratio.steps_per_update * num_steps
-    sizes = num_rows, spec.num_envs, config.replay.n_step, spec.frame_stack
-    buffer = replay.ReplayConfig(*sizes)
-    buffer = replay.stored(buffer, spec, parallelism, config.replay.storage, config.replay.compression)
+    ratio = off_policy.schedule_of(config, spec, parallelism)
+    rollout_length = config.length(spec.num_envs * parallelism.num_shards)
+    buffer = replay.config_of(config.replay, spec, parallelism, rollout_length)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
     schedules = Params(*(optim.schedule_of(rate, config.schedule, num_gradient_steps) for rate in rates))
-    of_policy = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
+    of_policy = lambda steps: schedules.actor(config.policy_delay * steps)  # an optimizer counts its own steps
     optimizer = partial(optim.make_optimizer, options=config.optimizer, transform=transform_gradient)
     options = networks.options_of(config)
     of_critic = options | dict(
@@ -217,17 +208,9 @@ def update(
     stats = state.learner.observations
     if stats is not None:
         stats = normalize.update(stats, steps.obs, steps.valid, context.parallelism.axis_name)
-    state, metrics = off_policy.learn(
-        context.ratio,
-        context.parallelism,
-        partial(gradient_step, context),
-        state._replace(
-            learner=state.learner._replace(observations=stats), replay=context.replay.add(state.replay, steps)
-        ),
-        context.replay.update_priorities is not None,
-        key,
-        context.replay.read_ahead and partial(context.replay.read_ahead, batch_size=context.config.batch_size),
-    )
+    learner = state.learner._replace(observations=stats)
+    state = state._replace(learner=learner, replay=context.replay.add(state.replay, steps))
+    state, metrics = off_policy.learn(context, partial(gradient_step, context), state, key)
     return state, {
         **metrics,
         "learning_rate": context.learning_rate.actor(state.learner.optimizer.critic[-1].count),
@@ -237,16 +220,16 @@ def update(
 
 def sample(
     context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array
-) -> tuple[replay.Sample, Array, Any]:
-    """Return this device's transitions [B], their weights in the loss [B], and an index for `update_priorities`.
+) -> replay.WeightedBatch:
+    """Return this device's transitions [B], with their weights in the loss.
 
     Observations are stored unnormalized, and normalized here by the current statistics.
     """
     config, stats = context.config, learner.observations
     beta = replay.importance_exponent(config.replay, context.num_updates, num_updates)
-    batch, weight, index = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
-    obs, next_obs = (normalize.apply(stats, x) for x in (batch.obs, batch.next_obs))
-    return batch._replace(obs=obs, next_obs=next_obs), weight, index
+    batch = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+    obs, next_obs = (normalize.apply(stats, x) for x in (batch.rows.obs, batch.rows.next_obs))
+    return batch._replace(rows=batch.rows._replace(obs=obs, next_obs=next_obs))
 
 
 def sample_normal(context: Context, key: Key, num: int) -> Array:

@@ -20,7 +20,6 @@ from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.options.sac import SAC as Config
-from jaxrl_fast.options.target import PeriodicAverage
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.distributions import TanhGaussian
@@ -51,8 +50,6 @@ def make(
         num_updates,
         parallelism,
         outputs_per_number=2,
-        target_update_interval=config.target.interval if isinstance(config.target, PeriodicAverage) else 1,
-        policy_delay=config.policy_delay,
         transform_gradient=transform_gradient,
     )
     return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
@@ -90,12 +87,12 @@ def gradient_step(
     config = context.config
     key_noise, key_subset = jax.random.split(keys[1])
     noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
-    batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
-    learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
-    found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
+    batch = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
+    next_action, target_of = td_target(context, learner, batch.rows, noise_target, key_subset)
+    learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
+    found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     alpha = temperature(context, learner.params)
-    move = partial(policy_step, context, batch.obs, noise_policy, found)
+    move = partial(policy_step, context, batch.rows.obs, noise_policy, found)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
     else:

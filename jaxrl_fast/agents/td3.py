@@ -42,8 +42,6 @@ def make(
         num_updates,
         parallelism,
         outputs_per_number=1,
-        target_update_interval=1,
-        policy_delay=config.policy_delay,
         transform_gradient=transform_gradient,
     )
     return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
@@ -75,11 +73,11 @@ def gradient_step(
     """
     config = context.config
     (noise,) = actor_critic.sample_normal(context, keys[1], 1)
-    batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    next_action, target_of = td_target(context, learner, batch, noise)
-    learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
-    found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
-    move = partial(policy_step, context, batch.obs, found)
+    batch = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
+    next_action, target_of = td_target(context, learner, batch.rows, noise)
+    learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
+    found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
+    move = partial(policy_step, context, batch.rows.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
     learner, loss = jax.lax.cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
     of_all = {"policy_loss": metrics["weight"].sum() * config.policy_delay * loss}  # 0 in the other steps

@@ -75,10 +75,10 @@ def test_max_grad_steps_is_reached(ratio, steps_per_update, most):
 def test_gradient_steps_runs_number_due_with_unique_keys():
     """At most 5 steps are made. The state is the number of steps so far, and metrics are summed."""
 
-    def step(state, keys):
+    def step(i, state, keys):
         assert keys.shape == (2,)
         seen = jnp.zeros((5, 2), jnp.uint32).at[state].set(jax.random.key_data(keys)[:, 1])
-        return state + 1, {"state": jnp.float32(state), "seen": seen}
+        return state + 1, {"state": jnp.float32(i), "seen": seen}
 
     run = jax.jit(lambda num: off_policy.gradient_steps(num, 5, step, jnp.int32(0), jax.random.key(0)))
     for num_steps in (0, 1, 3, 5):
@@ -186,12 +186,12 @@ def test_check_rejects_uncountable_ratio_and_suggests_near_countable_one(ratio, 
     with pytest.raises(
         ValueError, match=rf"{words}{target_update_interval}, got {re.escape(str(ratio))}; use "
     ) as refusal:
-        off_policy.check(ReplayRatio(asked, 0, steps), target_update_interval, as_fraction)
+        off_policy.check(ReplayRatio(asked, 0, steps), target_update_interval)
     nearest = as_fraction(str(refusal.value).split()[-1])
     assert abs(nearest - asked) < max(asked / 2, 2**-30)
-    off_policy.check(ReplayRatio(nearest, 0, steps), target_update_interval, as_fraction)
+    off_policy.check(ReplayRatio(nearest, 0, steps), target_update_interval)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1, 4, 0.0025])
 def test_check_accepts_common_ratios(ratio):
-    off_policy.check(ReplayRatio(as_fraction(ratio), 0, 8 * 4096), 10_000, as_fraction)
+    off_policy.check(ReplayRatio(as_fraction(ratio), 0, 8 * 4096), 10_000)
