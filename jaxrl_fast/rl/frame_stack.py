@@ -109,10 +109,12 @@ def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | 
     return jnp.arange(num_steps * num_envs).reshape(num_steps, num_envs), Frames(frames, age)
 
 
-def decode(num_frames: int, frames: Frames | None, rows: PyTree) -> PyTree:
+def decode(frames: Frames | None, rows: PyTree) -> PyTree:
     """Return the observations [..., *shape] of rows [...] that `encode_rollout` returned."""
     if frames is None:
         return rows
-    row, env = jnp.divmod(rows.reshape(-1), frames.age.shape[1])
-    stacks = gather_stacks(num_frames, frames.frames, frames.age[row, env], row + num_frames - 1, env)
+    (num_steps, num_envs), num_rows = frames.age.shape, len(jax.tree.leaves(frames.frames)[0])
+    older = num_rows - num_steps
+    row, env = jnp.divmod(rows.reshape(-1), num_envs)
+    stacks = gather_stacks(older + 1, frames.frames, frames.age[row, env], row + older, env)
     return jax.tree.map(lambda x: x.reshape(*rows.shape, *x.shape[1:]), stacks)

@@ -27,7 +27,7 @@ def compress_and_decode(stack, obs):
     steps = Transition(jax.vmap(functools.partial(frame_stack.compress, stack))(obs), *[None] * 6)
     first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
     rows, kept = frame_stack.encode_rollout(stack, Rollout(steps, last, (), first))
-    return frame_stack.decode(stack, kept, rows), steps.obs.newest
+    return frame_stack.decode(kept, rows), steps.obs.newest
 
 
 @pytest.mark.parametrize("name", STACKED)
