@@ -98,11 +98,11 @@ def loss_of_outputs(
     return (weight * losses).sum(), (errors, {"weight": weight, **jax.tree.map(lambda x: weight * x, metrics)})
 
 
-def least(context: Context, output: Array) -> Atoms:
+def minimum(context: Context, output: Array) -> Atoms:
     """Return the atoms [B, K] of the critic with the lowest mean; for quantiles, the lower ones of all critics."""
     if context.value_head.kind == "quantile":
         return value_distributions.truncated(output, context.config.value.drop)
-    return value_distributions.least(context.value_head, output)
+    return value_distributions.minimum(context.value_head, output)
 
 
 def values(context: Context, learner: Learner, obs: PyTree, action: Array) -> Array:

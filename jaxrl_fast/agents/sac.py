@@ -140,7 +140,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g (min_i Q_i(s', a') - alpha log pi(a'|s')), where a' is sampled from the policy at s' (Haarnoja
-    et al. 2018, "Algorithms and applications", eq. 5). For distributions, see `critics.least`. With
+    et al. 2018, "Algorithms and applications", eq. 5). For distributions, see `critics.minimum`. With
     `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
     """
     config = context.config
@@ -151,7 +151,7 @@ def td_target(
     def target_of(output: Array) -> Atoms:
         if config.num_target_critics:
             output = output[jax.random.permutation(key, config.num_critics)[: config.num_target_critics]]
-        atom, weight = critics.least(context, output)
+        atom, weight = critics.minimum(context, output)
         return Atoms(batch.reward[:, None] + batch.discount[:, None] * (atom - cost[:, None]), weight)
 
     return jnp.tanh(sample), target_of

@@ -90,7 +90,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g min_i Q_i(s', a'), with a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) of the target policy
-    (equations 14 and 15), or with `crossq` of the policy. For distributions, see `critics.least`.
+    (equations 14 and 15), or with `crossq` of the policy. For distributions, see `critics.minimum`.
     """
     config = context.config
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
@@ -98,7 +98,7 @@ def td_target(
     action = jnp.clip(exploit(context, params, batch.next_obs) + noise, -1, 1)
 
     def target_of(output: Array) -> Atoms:
-        atom, weight = critics.least(context, output)
+        atom, weight = critics.minimum(context, output)
         return Atoms(batch.reward[:, None] + batch.discount[:, None] * atom, weight)
 
     return action, target_of

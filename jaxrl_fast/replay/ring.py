@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.replay.store import DEVICE, Batches, Fetched, FrameStore, Place
+from jaxrl_fast.replay.store import DEVICE, Batches, FramesAhead, FrameStore, Place
 from jaxrl_fast.replay.store import at as _at
 from jaxrl_fast.rl.frame_stack import compress, join_frames, num_channels, rows_of_stacks, stack_ages
 from jaxrl_fast.rl.off_policy import Draws
@@ -159,7 +159,7 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
     reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  with
     k = min(n_step, steps to the end of the episode) (Sutton & Barto 2018, eq. 7.1); next_obs is k rows later.
     """
-    reward, discount, following = follow(config, ring, row, env, gamma)
+    reward, discount, following = n_step_sums(config, ring, row, env, gamma)
     mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
     obs, next_obs = observations(config, ring, (row, following), env)
     return Sample(obs, _at(ring.action, row, env), reward, discount, next_obs, mask(row), mask(following))
@@ -180,19 +180,19 @@ def read_ahead(
     get_ahead = config.store.get_ahead
     assert get_ahead, "the store reads one batch at a time"
     of_batch = get_ahead(ring.obs, _batches(config, ring, draws, batch_size, own))
-    return lambda i: ring._replace(obs=Fetched(of_batch(i)))
+    return lambda i: ring._replace(obs=FramesAhead(of_batch(i)))
 
 
 def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, own: Callable[[Array], Array]) -> Batches:
     """Return the places of the frames of each batch."""
     row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(draws.keys)  # [K, B]
     each = row.reshape(-1), env.reshape(-1)
-    rows = each[0], follow(config, ring, *each, 1.0)[2]
+    rows = each[0], n_step_sums(config, ring, *each, 1.0)[2]
     split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
     return Batches([split(place) for place in _places(config, ring, rows, each[1])], draws.num)
 
 
-def follow(
+def n_step_sums(
     config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float | Array
 ) -> tuple[Array, Array, Array]:
     """Return rewards, discounts and next rows [B] of the transitions from rows [B] of environments [B]; see `read`."""
@@ -229,7 +229,7 @@ def random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
 
 def observations(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[PyTree]:
     """Return the observations at each of the rows [B] of environments [B]."""
-    if isinstance(ring.obs, Fetched):
+    if isinstance(ring.obs, FramesAhead):
         fetched = ring.obs.frames
         found = [jax.tree.map(lambda x: x[i], fetched) for i in range(len(rows))]  # noqa: B023
     else:

@@ -191,7 +191,7 @@ def read(config: SequenceConfig, state: State, slot: Array, env: Array, gamma: f
     valid = at(data.valid, row, wide)
     learned = row[:, config.burn_in : config.length]
     flat, flat_env = learned.reshape(-1), wide[:, config.burn_in : config.length].reshape(-1)
-    reward, discount, following = ring.follow(sizes, data, flat, flat_env, gamma)
+    reward, discount, following = ring.n_step_sums(sizes, data, flat, flat_env, gamma)
     mask = lambda row: jax.tree.map(lambda x: at(x, row, flat_env), data.action_mask)
     steps = Sample(None, at(data.action, flat, flat_env), reward, discount, None, mask(flat), mask(following))
     ahead = (following - flat) % sizes.num_rows  # 1 to n_step

@@ -36,7 +36,7 @@ class ReplayRatio(NamedTuple):
 class Counts(NamedTuple):
     """The counts that are carried over between updates."""
 
-    grad_step_debt: Array  # int32: gradient steps due, in units of 1 / ratio.denominator
+    grad_step_remainder: Array  # int32: gradient steps due, in units of 1 / ratio.denominator
     steps_since_target_update: Array  # int32: environment steps, in units of 1 / ratio.numerator
 
 
@@ -119,8 +119,8 @@ def num_grad_steps_due(schedule: ReplayRatio, counts: Counts, env_steps: Array) 
     """
     ratio, _, per_update = schedule
     new = jnp.clip(env_steps + per_update - schedule.first_learning, 0, per_update)
-    debt = counts.grad_step_debt + ratio.numerator * new
-    return debt // ratio.denominator, counts._replace(grad_step_debt=debt % ratio.denominator)
+    due = counts.grad_step_remainder + ratio.numerator * new
+    return due // ratio.denominator, counts._replace(grad_step_remainder=due % ratio.denominator)
 
 
 def max_grad_steps(schedule: ReplayRatio) -> int:

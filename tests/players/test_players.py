@@ -15,7 +15,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
-from jaxrl_fast.players.versus import versus
+from jaxrl_fast.players.joint import joint_agent
 from jaxrl_fast.training import env_check, evaluator
 from jaxrl_fast.types import Agent, AgentPlayers, Decision, Discrete, PolicyInput
 from tests.helpers import runs, slow
@@ -284,13 +284,13 @@ def test_environment_rejects_reward_without_number_for_each_player():
         envs.make(Unpaid, 1)
 
 
-def test_versus_uses_each_agent_for_its_player():
+def test_joint_agent_uses_each_agent_for_its_player():
     def constant(number):
         act = lambda state, inputs, carry, noise: Decision(inputs.obs[:, 0] + state + noise, carry + number)
         noise = lambda key, num_steps, num_envs: jnp.full((num_steps, num_envs), 0.1 * number)
         return Agent(lambda key: (), act, act, lambda *given: (), 1, noise, initial_carry=jnp.float32(0))
 
-    agent = versus([constant(1), constant(2)])
+    agent = joint_agent([constant(1), constant(2)])
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 6))
     carry = rollout.initial_carry(agent, 6)
     found = agent.exploit((10.0, 20.0), PolicyInput(jnp.arange(6.0)[:, None]), carry, noise)

@@ -59,16 +59,16 @@ def test_num_grad_steps_due_follows_replay_ratio_beyond_int32_step_counts(num_up
     schedule = ReplayRatio(Fraction("0.0025"), 2000, 1000)
     first, counts = due(schedule, off_policy.init(), num_updates)
     second, counts = due(schedule, counts, num_updates)
-    assert (first, second, counts.grad_step_debt) == (2, 3, 0)
+    assert (first, second, counts.grad_step_remainder) == (2, 3, 0)
 
 
 @pytest.mark.parametrize(
     ("ratio", "steps_per_update", "most"), [("1/10", 5, 1), ("1/10", 25, 3), ("4", 8, 32), ("3/2", 3, 5), ("1/2", 4, 2)]
 )
 def test_max_grad_steps_is_reached(ratio, steps_per_update, most):
-    """The largest debt is one part less than a gradient step: 3/2 * 3 steps and a debt of 1/2 make 5."""
+    """The largest remainder is one part less than a gradient step: 3/2 * 3 steps and a remainder of 1/2 make 5."""
     schedule = ReplayRatio(Fraction(ratio), 0, steps_per_update)
-    largest = off_policy.init()._replace(grad_step_debt=jnp.int32(schedule.ratio.denominator - 1))
+    largest = off_policy.init()._replace(grad_step_remainder=jnp.int32(schedule.ratio.denominator - 1))
     assert off_policy.max_grad_steps(schedule) == most == due(schedule, largest, 0)[0]
 
 
@@ -160,7 +160,7 @@ def test_update_target_with_tau_below_1_is_moving_average():
     assert (float(once), float(twice)) == (7, 6.25)
 
 
-def test_update_target_keeps_gradient_step_debt():
+def test_update_target_keeps_gradient_step_remainder():
     counts = off_policy.Counts(jnp.int32(5), jnp.int32(0))
     _, after = off_policy.update_target(ReplayRatio(Fraction("0.3"), 0, 1), 7, 1.0, jnp.ones(2), jnp.zeros(2), counts)
     assert after == (5, 10)  # a gradient step is 10/3 environment steps of 7, counted in thirds
