@@ -27,6 +27,9 @@ class Work(NamedTuple):
     step: Callable[[Array, PyTree], PyTree] = lambda t, state: state  # (t, state) to the state after step t
 
 
+NO_WORK = Work()
+
+
 class AsyncActors(NamedTuple):
     """The state of the environments of all pools, and the pending step of each pool."""
 
@@ -65,7 +68,7 @@ def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:
 
 
 def collect(
-    env: Env, agent: Agent, policy: Policy, actors: AsyncActors, key: Key, work: Work = Work()
+    env: Env, agent: Agent, policy: Policy, actors: AsyncActors, key: Key, work: Work = NO_WORK
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
     """Collect a rollout from asynchronous pools, and do other work at each of its steps.
 

@@ -79,9 +79,7 @@ def _once(env: Env, function: Callable[..., PyTree], *arguments: PyTree) -> PyTr
     return call_on_first_core(function, *arguments) if on_first else function(*arguments)
 
 
-def as_rollout(
-    steps: Transition, failed: Array | None, carry: PyTree, first: TimeStep, after: TimeStep
-) -> Rollout:
+def as_rollout(steps: Transition, failed: Array | None, carry: PyTree, first: TimeStep, after: TimeStep) -> Rollout:
     """Return T steps as a rollout, with the time steps before the first and after the last one.
 
     An episode is truncated before a step that `failed` [T, N]: the failed step then resembles a reset.
@@ -163,7 +161,9 @@ def scores_of_games(env: Env, agent: Agent, valid: Array, scores: Scores) -> Met
     sums = {name: found[name] / num_scored for name in ("return_sum", "length_sum")}
     rows = [slice(i * env.spec.num_games, (i + 1) * env.spec.num_games) for i in range(len(players))]
     episodes = {f"episodes/{player}": over[:, own].sum() for player, own in zip(players, rows)}
-    returns = {f"return_sum/{player}": jnp.where(over, scores.score, 0.0)[:, own].sum() for player, own in zip(players, rows)}
+    returns = {
+        f"return_sum/{player}": jnp.where(over, scores.score, 0.0)[:, own].sum() for player, own in zip(players, rows)
+    }
     return {**found, **counts, **sums, **episodes, **returns}
 
 

@@ -195,7 +195,9 @@ class Agent(NamedTuple):
     rollout_length: int  # T
     sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N) to noise for T decisions, [T, ...]
     initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode; (): none
-    policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with None for parts that acting does not use
+    policy_state: Callable[[PyTree], PyTree] = lambda state: (
+        state
+    )  # S to S with None for parts that acting does not use
     parameters: Callable[[PyTree], PyTree] = lambda state: state  # S to the parts that are learned and must stay finite
     learning: Learning = Learning()
     players: AgentPlayers = AgentPlayers()

@@ -67,11 +67,6 @@ class Context(NamedTuple):
     optimizer: Params  # an optax.GradientTransformation for each part
 
     @property
-    def num_envs(self) -> int:
-        """Return the number of environments on all shards."""
-        return self.spec.num_envs * self.parallelism.num_shards
-
-    @property
     def action_size(self) -> int:
         """Return D, the numbers of an action."""
         return self.spec.action.num_outputs
@@ -93,8 +88,7 @@ def make_context(
     normalize.check(config, spec)
     check(config, parallelism)
     ratio = off_policy.schedule_of(config, spec, parallelism)
-    rollout_length = config.length(spec.num_envs * parallelism.num_shards)
-    buffer = replay.config_of(config.replay, spec, parallelism, rollout_length)
+    buffer = replay.config_of(config.replay, spec, parallelism, ratio.rollout_length)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
     schedules = Params(*(optim.schedule_of(rate, config.schedule, num_gradient_steps) for rate in rates))
@@ -150,7 +144,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         explore=partial(_explore, context, explore),
         exploit=partial(_exploit, context, policy),
         update=partial(update, context, gradient_step),
-        rollout_length=context.ratio.steps_per_update // context.num_envs,
+        rollout_length=context.ratio.rollout_length,
         sample_noise=partial(action_noise.sample_noise, size),
         initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
         policy_state=lambda state: state._replace(replay=None),
@@ -181,7 +175,7 @@ def _explore(
     context: Context, explore: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
 ) -> Decision:
     """Take uniformly random actions until the first gradient step, then the algorithm's exploring actions."""
-    now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
+    now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.ratio.num_envs
     x, carry = action_noise.correlated(theta_of(context.config), carry, noise.normal)
     obs = normalize.apply(state.learner.observations, inputs.obs)
     chosen, anything = explore(context, state.learner.params, obs, x), action_noise.uniform(noise.normal)
@@ -214,13 +208,11 @@ def update(
     return state, {
         **metrics,
         "learning_rate": context.learning_rate.actor(state.learner.optimizer.critic[-1].count),
-        "replay_size": context.replay.size(state.replay) * context.num_envs,
+        "replay_size": context.replay.size(state.replay) * context.ratio.num_envs,
     }
 
 
-def sample(
-    context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array
-) -> replay.WeightedBatch:
+def sample(context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array) -> replay.WeightedBatch:
     """Return this device's transitions [B], with their weights in the loss.
 
     Observations are stored unnormalized, and normalized here by the current statistics.

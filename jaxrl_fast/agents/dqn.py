@@ -76,11 +76,6 @@ class Context(NamedTuple):
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
 
-    @property
-    def num_envs(self) -> int:
-        """Return the number of environments on all shards."""
-        return self.spec.num_envs * self.parallelism.num_shards
-
 
 def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Parallelism = Parallelism()) -> Agent:
     """Return DQN for environments of this spec, with schedules over `num_updates` updates.
@@ -117,7 +112,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         exploit=partial(exploit, context),
         update=partial(update, context),
         sample_noise=partial(sample_noise, context),
-        rollout_length=ratio.steps_per_update // context.num_envs,
+        rollout_length=ratio.rollout_length,
         initial_carry=network.initial_carry,
         policy_state=lambda state: state._replace(replay=None),
         parameters=lambda state: (state.learner.params, state.learner.target_params),
@@ -159,7 +154,7 @@ def sample_noise(context: Context, key: Key, num_steps: int, num_envs: int) -> N
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Noise) -> Decision:
     """Act epsilon-greedily, with random numbers and an epsilon for each environment."""
     value, carry = action_values(context, state.learner.params, inputs, carry, noise.network)
-    now = off_policy.num_env_steps(context.ratio, state) + noise.explore.step * context.num_envs
+    now = off_policy.num_env_steps(context.ratio, state) + noise.explore.step * context.ratio.num_envs
     epsilon = exploration.epsilons(context.config.explore, context.spec.num_envs, now, context.parallelism)
     policy = distributions.EpsilonGreedy(value, epsilon, inputs.action_mask)
     return Decision(policy.sample_from(noise.explore.uniform), carry)
@@ -189,7 +184,7 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
         **metrics,
         "epsilon": exploration.mean(context.config.explore, context.spec.num_envs, now, context.parallelism),
         "learning_rate": context.learning_rate(state.learner.optimizer[-1].count),
-        "replay_size": context.replay.size(state.replay) * context.num_envs,
+        "replay_size": context.replay.size(state.replay) * context.ratio.num_envs,
     }
 
 
@@ -236,9 +231,7 @@ def td_target(
     target = partial(context.network.apply, learner.target_params, noise=noise_target)
     following = target(batch.next_obs)
     chooser = online(batch.next_obs) if context.config.double else following
-    return q_learning.target(
-        context.rule, batch, following, chooser, target(batch.obs) if context.rule.bonus else None
-    )
+    return q_learning.target(context.rule, batch, following, chooser, target(batch.obs) if context.rule.bonus else None)
 
 
 def loss(

@@ -82,7 +82,7 @@ class Context(NamedTuple):
 
     @property
     def frame_stack(self) -> int:
-        """Return the frames of an observation, of which only the newest is stored; 0 if observations are stored whole."""
+        """Return the frames of an observation, of which only the newest is stored; 0 if all are stored."""
         return 0 if self.config.normalize_observations else self.spec.frame_stack
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.players.rows import Make, map_rows, mark, marked_spec, agent_of_player
+from jaxrl_fast.players.rows import Make, agent_of_player, map_rows, mark, marked_spec
 from jaxrl_fast.types import (
     Agent,
     AgentPlayers,

@@ -6,7 +6,7 @@ Its learner treats the rows of all players as rows of P * N environments.
 import dataclasses
 from typing import Any
 
-from jaxrl_fast.players.rows import Make, mark, marked_spec, agent_of_player
+from jaxrl_fast.players.rows import Make, agent_of_player, mark, marked_spec
 from jaxrl_fast.types import (
     Agent,
     AgentPlayers,

@@ -202,7 +202,7 @@ def update_reward(
 def scale_rewards(
     scale: RewardScale | None, steps: Transition, gamma: float | Array, axis_name: str | None = None
 ) -> tuple[RewardScale | None, Array]:
-    """Return the scale after a rollout, and its rewards [T, N] divided by it; without a scale, the rewards as they are."""
+    """Return the scale after a rollout, and its rewards [T, N] divided by it; without a scale, its rewards."""
     if scale is None:
         return None, steps.reward
     scale = update_reward(scale, steps.reward, steps.last, steps.valid, gamma, axis_name)

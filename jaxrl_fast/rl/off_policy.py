@@ -30,13 +30,19 @@ class ReplayRatio(NamedTuple):
 
     ratio: Fraction  # gradient steps per environment step
     first_learning: int  # environment steps before the first gradient step
-    steps_per_update: int  # environment steps, on all shards
+    rollout_length: int  # T
+    num_envs: int = 1  # N, on all shards
+
+    @property
+    def steps_per_update(self) -> int:
+        """Return the environment steps of an update, on all shards."""
+        return self.rollout_length * self.num_envs
 
 
 class Counts(NamedTuple):
     """The counts that are carried over between updates."""
 
-    grad_step_remainder: Array  # int32: gradient steps due, in units of 1 / ratio.denominator
+    grad_step_remainder: Array  # int32: the part of a gradient step that is due, in units of 1 / ratio.denominator
     steps_since_target_update: Array  # int32: environment steps, in units of 1 / ratio.numerator
 
 
@@ -117,7 +123,7 @@ def num_grad_steps_due(schedule: ReplayRatio, counts: Counts, env_steps: Array) 
     `env_steps`: before that update. After s environment steps, floor(ratio * (s - first_learning)) gradient steps have
     been made in all.
     """
-    ratio, _, per_update = schedule
+    ratio, per_update = schedule.ratio, schedule.steps_per_update
     new = jnp.clip(env_steps + per_update - schedule.first_learning, 0, per_update)
     due = counts.grad_step_remainder + ratio.numerator * new
     return due // ratio.denominator, counts._replace(grad_step_remainder=due % ratio.denominator)
@@ -132,18 +138,14 @@ def max_grad_steps(schedule: ReplayRatio) -> int:
 def schedule_of(config: OffPolicy, spec: EnvSpec, parallelism: Parallelism) -> ReplayRatio:
     """Return the schedule of gradient steps. Raise ValueError if sizes do not fit, or if it cannot be counted."""
     num_envs = spec.num_envs * parallelism.num_shards
-    rollout_length = config.length(num_envs)
-    schedule = ReplayRatio(config.ratio, config.first_learning(num_envs), rollout_length * num_envs)
-    check_sizes(config, spec, parallelism, rollout_length, schedule)
+    schedule = ReplayRatio(config.ratio, config.first_learning(num_envs), config.length(num_envs), num_envs)
+    check_sizes(config, spec, parallelism, schedule)
     check(schedule, config.target.interval if isinstance(config.target, PeriodicAverage) else 1)
     return schedule
 
 
-def check_sizes(
-    config: OffPolicy, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, schedule: ReplayRatio
-) -> None:
+def check_sizes(config: OffPolicy, spec: EnvSpec, parallelism: Parallelism, schedule: ReplayRatio) -> None:
     """Raise ValueError if a batch does not fit the devices or the buffer."""
-    num_envs = spec.num_envs * parallelism.num_shards
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
         raise ValueError(
@@ -165,13 +167,13 @@ def check_sizes(
             f"learning_starts: must be at most replay.size ({config.replay.size}), got {config.learning_starts}; "
             f"use {config.replay.size} or fewer"
         )
-    n_step = config.replay.n_step
+    n_step, rollout_length = config.replay.n_step, schedule.rollout_length
     num_rows = n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
     smallest = -(-num_rows // rollout_length) * schedule.steps_per_update
     if config.replay.size < smallest:
         raise ValueError(
             f"replay.size: must be at least {smallest} for n_step {n_step} and rollouts of {rollout_length} "
-            f"steps in each of {num_envs} environments, got {config.replay.size}; use {smallest} or more"
+            f"steps in each of {schedule.num_envs} environments, got {config.replay.size}; use {smallest} or more"
         )
 
 

@@ -45,7 +45,9 @@ def head(space: Box, tanh_squash: bool, num_features: int) -> distributions.Head
     plain = distributions.head(space, tanh_squash)
     size = space.num_outputs
 
-    def make(output: Array, log_sigma: Array, mask: Array | None = None) -> distributions.Gaussian | distributions.TanhGaussian:
+    def make(
+        output: Array, log_sigma: Array, mask: Array | None = None
+    ) -> distributions.Gaussian | distributions.TanhGaussian:
         mean, features = output[..., :size], jax.lax.stop_gradient(output[..., size:])
         log_std = 0.5 * jnp.log(features**2 @ jnp.exp(2 * log_sigma) + EPSILON)
         return distributions.TanhGaussian(mean, log_std) if tanh_squash else distributions.Gaussian(mean, log_std)

@@ -334,8 +334,7 @@ def test_make_counts_environment_steps_of_all_shards(
     context = make(num_envs=num_envs, num_shards=num_shards, **config).update.args[0]
     num_envs *= num_shards
     first = max(learning_starts, (n_step + 1) * num_envs)
-    assert context.num_envs == num_envs
-    assert context.ratio == off_policy.ReplayRatio(Fraction(str(ratio)), first, rollout_length * num_envs)
+    assert context.ratio == off_policy.ReplayRatio(Fraction(str(ratio)), first, rollout_length, num_envs)
 
 
 @pytest.mark.slow

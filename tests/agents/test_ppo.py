@@ -301,9 +301,7 @@ def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explai
     """
     agent, context = built(gamma=0.0)
     context = context._replace(
-        policy=context.policy._replace(
-            network=context.policy.network._replace(critic=lambda params, obs: obs[..., 0])
-        ),
+        policy=context.policy._replace(network=context.policy.network._replace(critic=lambda params, obs: obs[..., 0])),
         parallelism=Parallelism("shards", num_shards),
     )
     rng = np.random.default_rng(0)

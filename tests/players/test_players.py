@@ -238,7 +238,9 @@ def test_scores_are_reported_per_episode_and_per_player():
     over = jnp.array([[False, True, False, True], [True, False, True, False]])
     score = jnp.array([[9.0, 1.0, 9.0, -1.0], [2.0, 9.0, -4.0, 9.0]])
     valid, length = ~over, jnp.full((2, 4), 3)
-    found = rollout.scores_of_games(env, SimpleNamespace(players=AgentPlayers()), valid, rollout.Scores(over, score, length, None))
+    found = rollout.scores_of_games(
+        env, SimpleNamespace(players=AgentPlayers()), valid, rollout.Scores(over, score, length, None)
+    )
     expected = {"episodes": 2, "valid_steps": 2, "return_sum": -1, "return_min": -4, "return_max": 2, "length_sum": 6}
     expected |= {"episodes/left": 2, "episodes/right": 2, "return_sum/left": 3, "return_sum/right": -5}
     assert {name: float(found[name]) for name in expected} == expected

@@ -24,7 +24,6 @@ def steps(rows, key):
     """The minibatches of 4 gradient steps: two epochs of two minibatches."""
     seen = lambda learner, batch: (learner + 1, batch)
     batch = sgd.UpdateBatch(jnp.int32(0), rows)
-    finalize = lambda batch, learner, sums, moments: (learner, sums)
     epochs = sgd.Epochs(2, 2, None, 1, None, seen, None, "advantage")
     order, _ = sgd._plan(epochs, batch, key)
     return jax.lax.scan(partial(sgd._train_on, epochs, batch), batch.learner, order)
