@@ -31,8 +31,8 @@ def make(num_envs=1, action=None, **config):
 
 def epochs_of(context):
     """The training that `make` builds for a context."""
-    parts = (partial(part, context) for part in (pqn.prepare, pqn.gradient_step, pqn.finalize))
-    return sgd.epochs_of(context.config, context.parallelism, *parts)
+    functions = (partial(part, context) for part in (pqn.prepare, pqn.gradient_step, pqn.finalize))
+    return sgd.epochs_of(context.config, context.parallelism, functions)
 
 
 def context_of(**config):
