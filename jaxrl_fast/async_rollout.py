@@ -16,8 +16,18 @@ from jaxrl_fast.utils.random import key_of_seed
 class PendingStep(NamedTuple):
     """A pool whose actions are sent and whose step is not received yet."""
 
-    actors: Actors  # when the action was chosen; env is (), since all pools share one state
+    actors: Actors  # when the action was chosen; env is None, since all pools share one state
     decision: Decision
+
+
+class Work(NamedTuple):
+    """Work that is done while the pools step."""
+
+    state: PyTree = None
+    step: Callable[[Array, PyTree], PyTree] = lambda t, state: state  # (t, state) to the state after step t
+
+
+NO_WORK = Work()
 
 
 class AsyncActors(NamedTuple):
@@ -49,7 +59,7 @@ def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:
     key_env, key_noise = jax.random.split(key)
     actors = reset(env, agent, key_env)
     env_state, pending = actors.env, []
-    of_pool = jax.tree.map(lambda x: x.reshape(pools.num, -1, *x.shape[1:]), actors._replace(env=()))
+    of_pool = jax.tree.map(lambda x: x.reshape(pools.num, -1, *x.shape[1:]), actors._replace(env=None))
     for i, noise in enumerate(_noise(env, agent, key_noise, 1)):
         own = jax.tree.map(itemgetter(i), of_pool)
         env_state, sent = _send(pools, policy, i, env_state, own, jax.tree.map(itemgetter(0), noise))
@@ -58,42 +68,36 @@ def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:
 
 
 def collect(
-    env: Env,
-    agent: Agent,
-    policy: Policy,
-    actors: AsyncActors,
-    key: Key,
-    meanwhile: Callable[[Array, PyTree], PyTree] = lambda t, work: work,
-    work: PyTree = (),
+    env: Env, agent: Agent, policy: Policy, actors: AsyncActors, key: Key, work: Work = NO_WORK
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
     """Collect a rollout from asynchronous pools, and do other work at each of its steps.
 
     All pools step during the update as well. So the policy before the last update chose the actions of the first row.
-    The steps of the actions sent last are received in the next rollout. `meanwhile(t, work)` runs at step t, while the
-    pools step. Returns the actors, the rollout, the scores of episodes that ended, and the work.
+    The steps of the actions sent last are received in the next rollout. Returns the actors, the rollout, the scores of
+    episodes that ended, and the state of the work.
     """
     pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
     noise = jax.tree.map(lambda x: x[1:], noise)  # an action chosen at row t is the action of row t + 1
 
     def step(carry: Any, now: Any) -> tuple[Any, Any]:
-        (actors, work), (t, noise) = carry, now
+        (actors, done), (t, noise) = carry, now
         env_state, pending, rows = actors.env, [], []
         for i, (before, decision) in enumerate(actors.pending):
             env_state, after = pools.receive(i, env_state)
-            own, row = follow(agent, before, decision, (), after)
+            own, row = follow(agent, before, decision, None, after)
             env_state, sent = _send(pools, policy, i, env_state, own, noise[i])
             pending.append(sent)
             rows.append(row)
-        work = meanwhile(_only_after(env_state, t), work)  # every pool has its action
-        return (AsyncActors(env_state, tuple(pending)), work), jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        done = work.step(_only_after(env_state, t), done)  # every pool has its action
+        return (AsyncActors(env_state, tuple(pending)), done), jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
     join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
-    (end, work), rows = jax.lax.scan(step, (actors, work), (jnp.arange(agent.rollout_length), noise))
+    (end, done), rows = jax.lax.scan(step, (actors, work.state), (jnp.arange(agent.rollout_length), noise))
     steps, scores = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
     timestep = lambda actors: join(*(sent.actors.timestep for sent in actors.pending))
     carry = join(*(sent.actors.carry for sent in actors.pending))
-    experience = as_rollout(steps, scores[-1], carry, timestep(actors), timestep(end))
-    return end, experience, scores_of(steps.valid, *scores), work
+    experience = as_rollout(steps, scores.failed, carry, timestep(actors), timestep(end))
+    return end, experience, scores_of(steps.valid, scores), done
 
 
 def pools_of(env: Env) -> AsyncPools:

@@ -18,7 +18,7 @@ class TrainState(NamedTuple):
     actors: Actors | async_rollout.AsyncActors
     key: Key
     num_updates: Array  # int32; environment steps are derived from it on the host, where integers do not overflow
-    rollout: Rollout | tuple[()] = ()  # with --overlap: the last rollout, which the next update learns from
+    rollout: Rollout | None = None  # with --overlap: the last rollout, which the next update learns from
 
 
 def init(env: Env, agent: Agent, key: Key) -> TrainState:
@@ -59,10 +59,10 @@ def train_step_overlapped(env: Env, agent: Agent, state: TrainState) -> tuple[Tr
     key_noise, key_update, key = jax.random.split(state.key, 3)
     num_gradient_steps = jnp.where(state.num_updates > 0, learning.num, 0)  # before the first rollout
     first = lambda t: num_gradient_steps * t // agent.rollout_length  # spread evenly over the rollout
-    learn = lambda t, update: learning.step(update, first(t), first(t + 1))
     update = learning.prepare(state.agent, before, key_of_shard(env, key_update))
+    learn = async_rollout.Work(update, lambda t, update: learning.step(update, first(t), first(t + 1)))
     policy, key_noise = partial(agent.explore, state.agent), key_of_shard(env, key_noise)
-    actors, experience, scores, update = async_rollout.collect(env, agent, policy, actors, key_noise, learn, update)
+    actors, experience, scores, update = async_rollout.collect(env, agent, policy, actors, key_noise, learn)
     learner, metrics = learning.finalize(update)
     if "gradient_steps" not in metrics:  # the first update has none, and reports nothing
         some = num_gradient_steps > 0

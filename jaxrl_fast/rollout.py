@@ -29,8 +29,15 @@ from jaxrl_fast.types import (
 )
 
 Policy = Callable[[PolicyInput, PyTree, PyTree], Decision]  # (input, carry, noise)
-# [N] bool: the game is over; its score f32 and length int32 up to this step; [N] bool: the step failed, or ()
-Scores = tuple[Array, Array, Array, Array | tuple[()]]
+
+
+class Scores(NamedTuple):
+    """The games of N environments after a step."""
+
+    over: Array  # [N] bool: the game is over
+    score: Array  # [N] f32: reward so far in the game
+    length: Array  # [N] int32: environment steps so far in the game
+    failed: Array | None  # [N] bool: the step failed; None: none can
 
 
 class Actors(NamedTuple):
@@ -60,10 +67,10 @@ def collect(
     """
     take_steps = lambda actors, noise: jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
     end, (steps, scores) = _once(env, take_steps, actors, noise)
-    experience = as_rollout(steps, scores[-1], actors.carry, actors.timestep, end.timestep)
+    experience = as_rollout(steps, scores.failed, actors.carry, actors.timestep, end.timestep)
     if env.spec.players:
-        return end, experience, scores_of_games(env, agent, steps.valid, *scores)
-    return end, experience, scores_of(steps.valid, *scores)
+        return end, experience, scores_of_games(env, agent, steps.valid, scores)
+    return end, experience, scores_of(steps.valid, scores)
 
 
 def _once(env: Env, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
@@ -72,14 +79,12 @@ def _once(env: Env, function: Callable[..., PyTree], *arguments: PyTree) -> PyTr
     return call_on_first_core(function, *arguments) if on_first else function(*arguments)
 
 
-def as_rollout(
-    steps: Transition, failed: Array | tuple[()], carry: PyTree, first: TimeStep, after: TimeStep
-) -> Rollout:
+def as_rollout(steps: Transition, failed: Array | None, carry: PyTree, first: TimeStep, after: TimeStep) -> Rollout:
     """Return T steps as a rollout, with the time steps before the first and after the last one.
 
     An episode is truncated before a step that `failed` [T, N]: the failed step then resembles a reset.
     """
-    if not isinstance(failed, tuple):
+    if failed is not None:
         steps = steps._replace(last=steps.last.at[:-1].set(steps.last[:-1] | failed[1:]))
     return Rollout(steps, after.obs, carry, first.obs, after.action_mask)
 
@@ -107,7 +112,7 @@ def follow(
     now, extras = actors.timestep, decision.extras
     reward, game_over = after.score or EpisodeScore(after.reward, after.last)
     valid, stopped = ~now.last, game_over
-    if not isinstance(after.failed, tuple):
+    if after.failed is not None:
         valid, stopped, game_over = valid & ~after.failed, game_over | after.failed, game_over & ~after.failed
     carry = jax.tree.map(partial(_where, ~valid), initial_carry(agent, len(now.last)), decision.carry)
     score, length = actors.score + reward, actors.length + valid
@@ -122,12 +127,13 @@ def follow(
         now.action_mask,
     )
     ended = jnp.where(stopped, 0.0, score), jnp.where(stopped, 0, length)
-    return Actors(env_state, after, carry, *ended), (row, (game_over, score, length, after.failed))
+    return Actors(env_state, after, carry, *ended), (row, Scores(game_over, score, length, after.failed))
 
 
-def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Array | tuple[()] = ()) -> Metrics:
+def scores_of(valid: Array, scores: Scores) -> Metrics:
     """Return sums and extremes over the games that ended, [T, N]; the minimum is inf if none did."""
-    quarantined = {} if isinstance(failed, tuple) else {"quarantined": failed.sum()}
+    over, score, length, failed = scores
+    quarantined = {} if failed is None else {"quarantined": failed.sum()}
     return quarantined | {
         "episodes": over.sum(),
         "valid_steps": valid.sum(),
@@ -139,25 +145,25 @@ def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Ar
     }
 
 
-def scores_of_games(
-    env: Env, agent: Agent, valid: Array, over: Array, score: Array, length: Array, failed: Array | tuple[()]
-) -> Metrics:
+def scores_of_games(env: Env, agent: Agent, valid: Array, scores: Scores) -> Metrics:
     """Return `scores_of` with games counted once, as means over their players, and sums for each player.
 
     A step of a game is valid while any of its players acts.
 
     Of player "left", "return_sum/left" is the sum over the "episodes/left" that ended and in which it is scored.
     """
-    players, num_rows = env.spec.players, over.shape[1]
+    players, num_rows = env.spec.players, valid.shape[1]
     is_scored = agent.players.is_scored(num_rows) if agent.players.is_scored else np.ones(num_rows, bool)
     num_scored = int(is_scored.sum()) // env.spec.num_games  # players of each game
-    in_game, over = valid.reshape(len(valid), len(players), -1).any(axis=1), over & is_scored[None]
-    found = scores_of(in_game, over, score, length, failed)
+    in_game, over = valid.reshape(len(valid), len(players), -1).any(axis=1), scores.over & is_scored[None]
+    found = scores_of(in_game, scores._replace(over=over))
     counts = {"episodes": found["episodes"] // num_scored}
     sums = {name: found[name] / num_scored for name in ("return_sum", "length_sum")}
     rows = [slice(i * env.spec.num_games, (i + 1) * env.spec.num_games) for i in range(len(players))]
     episodes = {f"episodes/{player}": over[:, own].sum() for player, own in zip(players, rows)}
-    returns = {f"return_sum/{player}": jnp.where(over, score, 0.0)[:, own].sum() for player, own in zip(players, rows)}
+    returns = {
+        f"return_sum/{player}": jnp.where(over, scores.score, 0.0)[:, own].sum() for player, own in zip(players, rows)
+    }
     return {**found, **counts, **sums, **episodes, **returns}
 
 

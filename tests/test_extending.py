@@ -92,7 +92,7 @@ def twin_critics(spec: EnvSpec, rollout_length=4, batch_size=64) -> Agent:
         rows = buffer.add(state.replay, rollout.steps)
         due, counts = off_policy.num_grad_steps_due(ratio, state.counts, state.num_updates * steps)
 
-        def step(learner, keys):
+        def step(i, learner, keys):
             params, target, optimizer_state = learner
             batch, _, _ = buffer.sample(rows, keys[0], batch_size, GAMMA)
             change, optimizer_state = optimizer.update(jax.grad(loss)(params, target, batch), optimizer_state)

@@ -19,7 +19,7 @@ from jaxrl_fast.metrics.records import SCORES, summarize
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import program
-from jaxrl_fast.rollout import scores_of
+from jaxrl_fast.rollout import Scores, scores_of
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Decision, GradientSteps, Learning, Parallelism
 from tests.helpers import probes, slow
@@ -124,7 +124,7 @@ def test_scores_lengths_and_valid_steps_match_hand_computation():
 def test_length_sum_does_not_overflow_int32():
     """65,536 episodes of 40,000 steps end in the same row: the sum is 2.6e9."""
     over, length = np.ones(2**16, bool), np.full(2**16, 40_000)
-    found = scores_of(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
+    found = scores_of(over, Scores(jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32), None))
     assert float(found["length_sum"]) == pytest.approx(length.sum(dtype=np.int64), rel=1e-6)
 
 

@@ -64,7 +64,7 @@ def test_agent_requires_five_fields_only():
     assert agent.sample_noise is split_keys and agent.initial_carry == () and agent.learning.gradient_steps is None
     assert agent.learning.compress_obs("obs") == "obs"
     assert agent.policy_state("state") == agent.parameters("state") == agent.learning.on_env_restart("state") == "state"
-    assert PolicyInput("obs").action_mask == ()
+    assert PolicyInput("obs").action_mask is None
 
 
 def test_spaces_of_different_types_are_unequal():

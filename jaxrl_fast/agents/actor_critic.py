@@ -11,7 +11,6 @@ import optax
 from jaxrl_fast import networks, replay
 from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.ensemble import critics
-from jaxrl_fast.options.algorithm import as_fraction
 from jaxrl_fast.options.explore import OrnsteinUhlenbeck
 from jaxrl_fast.options.value import TruncatedQuantile
 from jaxrl_fast.parallel import collectives
@@ -40,17 +39,17 @@ class Params(NamedTuple):
 
     actor: PyTree
     critic: PyTree  # parameters have a leading axis [num_critics]
-    log_temperature: PyTree = ()  # of SAC: f32 []
+    log_temperature: PyTree = None  # of SAC: f32 []
 
 
 class Learner(NamedTuple):
     """The variables that a gradient step changes."""
 
     params: Params
-    target_params: Params  # () for parts without a target
+    target_params: Params  # None for parts without a target
     optimizer: Params
-    observations: PyTree = ()  # normalize.Stats of each leaf of an observation, or ()
-    batch_stats: PyTree = ()  # running statistics of the critics' batch renormalization, or ()
+    observations: PyTree = None  # normalize.Stats of each leaf of an observation
+    batch_stats: PyTree = None  # running statistics of the critics' batch renormalization
 
 
 class Context(NamedTuple):
@@ -69,11 +68,6 @@ class Context(NamedTuple):
     optimizer: Params  # an optax.GradientTransformation for each part
 
     @property
-    def num_envs(self) -> int:
-        """Return the number of environments on all shards."""
-        return self.spec.num_envs * self.parallelism.num_shards
-
-    @property
     def action_size(self) -> int:
         """Return D, the numbers of an action."""
         return self.spec.action.num_outputs
@@ -85,8 +79,6 @@ def make_context(
     num_updates: int,
     parallelism: Parallelism,
     outputs_per_number: int,
-    target_update_interval: int,
-    policy_delay: int = 1,
     transform_gradient: optax.GradientTransformation | None = None,
 ) -> Context:
     """Return the constants of an agent. Its actor has `outputs_per_number` outputs for each number of an action.
@@ -94,21 +86,14 @@ def make_context(
     Raises ValueError if options contradict each other or the environment.
     """
     size = action_noise.action_size(spec, type(config).__name__.lower())
-    num_envs = spec.num_envs * parallelism.num_shards
-    num_steps = config.length(num_envs)
-    ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     normalize.check(config, spec)
     check(config, parallelism)
-    off_policy.check_sizes(config, spec, parallelism, num_steps, ratio)
-    off_policy.check(ratio, target_update_interval, as_fraction)
-    num_rows = config.replay.size // ratio.steps_per_update * num_steps
-    sizes = num_rows, spec.num_envs, config.replay.n_step, spec.frame_stack
-    buffer = replay.ReplayConfig(*sizes)
-    buffer = replay.stored(buffer, spec, parallelism, config.replay.storage, config.replay.compression)
+    ratio = off_policy.schedule_of(config, spec, parallelism)
+    buffer = replay.config_of(config.replay, spec, parallelism, ratio.rollout_length)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
     schedules = Params(*(optim.schedule_of(rate, config.schedule, num_gradient_steps) for rate in rates))
-    of_policy = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
+    of_policy = lambda steps: schedules.actor(config.policy_delay * steps)  # an optimizer counts its own steps
     optimizer = partial(optim.make_optimizer, options=config.optimizer, transform=transform_gradient)
     options = networks.options_of(config)
     of_critic = options._replace(
@@ -160,10 +145,10 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         explore=partial(_explore, context, explore),
         exploit=partial(_exploit, context, policy),
         update=partial(update, context, gradient_step),
-        rollout_length=context.ratio.steps_per_update // context.num_envs,
+        rollout_length=context.ratio.rollout_length,
         sample_noise=SampleNoise(partial(action_noise.sample_noise, size), ("normal",)),
         initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
-        policy_state=lambda state: state._replace(replay=()),
+        policy_state=lambda state: state._replace(replay=None),
         parameters=lambda state: (state.learner.params, state.learner.target_params),
         learning=Learning(
             on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
@@ -174,7 +159,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
 
 def _init(context: Context, init: Callable, key: Key) -> State:
     """Return the state before the first update, with empty statistics."""
-    stats = normalize.init(context.spec.obs) if context.config.normalize_observations else ()
+    stats = normalize.init(context.spec.obs) if context.config.normalize_observations else None
     learner = init(context, key)._replace(observations=stats, batch_stats=context.critic.init_stats())
     return off_policy.init_state(learner, context.replay.init())
 
@@ -191,7 +176,7 @@ def _explore(
     context: Context, explore: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
 ) -> Decision:
     """Take uniformly random actions until the first gradient step, then the algorithm's exploring actions."""
-    now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
+    now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.ratio.num_envs
     x, carry = action_noise.correlated(theta_of(context.config), carry, noise.normal)
     obs = normalize.apply(state.learner.observations, inputs.obs)
     chosen, anything = explore(context, state.learner.params, obs, x), action_noise.uniform(noise.normal)
@@ -205,9 +190,9 @@ def init_params(context: Context, key: Key) -> Params:
 
 
 def init_optimizer(context: Context, params: Params) -> Params:
-    """Return the optimizers before the first step; () for parts without parameters."""
+    """Return the optimizers before the first step; None for parts without parameters."""
     both = zip(context.optimizer, params, strict=True)
-    return Params(*(rule.init(part) if jax.tree.leaves(part) else () for rule, part in both))
+    return Params(*(rule.init(part) if jax.tree.leaves(part) else None for rule, part in both))
 
 
 def update(
@@ -216,38 +201,28 @@ def update(
     """Add the rollout to the statistics and to the replay buffer, then make the gradient steps that are due."""
     steps = normalize.clip_rewards(rollout, context.config.clips_rewards).steps
     stats = state.learner.observations
-    if stats:
+    if stats is not None:
         stats = normalize.update(stats, steps.obs, steps.valid, context.parallelism.axis_name)
-    state, metrics = off_policy.learn(
-        context.ratio,
-        context.parallelism,
-        partial(gradient_step, context),
-        state._replace(
-            learner=state.learner._replace(observations=stats), replay=context.replay.add(state.replay, steps)
-        ),
-        context.replay.update_priorities is not None,
-        key,
-        context.replay.read_ahead and partial(context.replay.read_ahead, batch_size=context.config.batch_size),
-    )
+    learner = state.learner._replace(observations=stats)
+    state = state._replace(learner=learner, replay=context.replay.add(state.replay, steps))
+    state, metrics = off_policy.learn(context, partial(gradient_step, context), state, key)
     return state, {
         **metrics,
         "learning_rate": context.learning_rate.actor(state.learner.optimizer.critic[-1].count),
-        "replay_size": context.replay.size(state.replay) * context.num_envs,
+        "replay_size": context.replay.size(state.replay) * context.ratio.num_envs,
     }
 
 
-def sample(
-    context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array
-) -> tuple[replay.Sample, Array, Any]:
-    """Return this device's transitions [B], their weights in the loss [B], and an index for `update_priorities`.
+def sample(context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array) -> replay.WeightedBatch:
+    """Return this device's transitions [B], with their weights in the loss.
 
     Observations are stored unnormalized, and normalized here by the current statistics.
     """
     config, stats = context.config, learner.observations
     beta = replay.importance_exponent(config.replay, context.num_updates, num_updates)
-    batch, weight, index = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
-    obs, next_obs = (normalize.apply(stats, x) for x in (batch.obs, batch.next_obs))
-    return batch._replace(obs=obs, next_obs=next_obs), weight, index
+    batch = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+    obs, next_obs = (normalize.apply(stats, x) for x in (batch.rows.obs, batch.rows.next_obs))
+    return batch._replace(rows=batch.rows._replace(obs=obs, next_obs=next_obs))
 
 
 def sample_normal(context: Context, key: Key, num: int) -> Array:
@@ -258,7 +233,7 @@ def sample_normal(context: Context, key: Key, num: int) -> Array:
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:
-    """Return the learner after one optimizer step of each part that has a gradient; () means no gradient."""
+    """Return the learner after one optimizer step of each part that has a gradient; None means no gradient."""
     params, optimizer = list(learner.params), list(learner.optimizer)
     for i, (rule, g) in enumerate(zip(context.optimizer, gradient, strict=True)):
         if jax.tree.leaves(g):

@@ -6,7 +6,6 @@ action come from target critics, or with `crossq` from the critics themselves.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.networks.batch_renorm import with_stats
-from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import value_distributions
 from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Array, Metrics, PyTree
@@ -25,9 +23,7 @@ def step(
     context: Context,
     learner: Learner,
     buffer: PyTree,
-    batch: replay.Sample,
-    weight: Array,
-    index: Any,
+    batch: replay.WeightedBatch,
     next_action: Array,
     target_of: Callable[[Array], Atoms],
 ) -> tuple[Learner, PyTree, Metrics]:
@@ -37,36 +33,33 @@ def step(
     next_action). These are the outputs of the target critics, or with `crossq` those of the critics in the same pass.
     Returns the learner, the buffer with new priorities, and metrics [B].
     """
-    row_weight = weight / context.config.batch_size
+    rows, weight = batch.rows, batch.weight / context.config.batch_size
     if context.config.crossq:
-        objective = partial(joint_loss, context, learner.batch_stats, batch, row_weight, next_action, target_of)
+        objective = partial(joint_loss, context, learner.batch_stats, (rows, weight), next_action, target_of)
     else:
-        target = target_of(context.critic.apply(learner.target_params.critic, (batch.next_obs, next_action)))
-        objective = partial(loss, context, batch, target, row_weight)
+        target = target_of(context.critic.apply(learner.target_params.critic, (rows.next_obs, next_action)))
+        objective = partial(loss, context, rows, target, weight)
     gradient, (errors, metrics, batch_stats) = jax.grad(objective, has_aux=True)(learner.params.critic)
-    workers = context.parallelism.num_grad_workers if context.replay.update_priorities else 1
-    whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
-    gradient, whole = collectives.all_reduce_sum((gradient, whole), context.parallelism.grad_axis)
+    gradient, errors = replay.sum_gradient(context.replay, context.parallelism, gradient, errors)
     if context.replay.update_priorities:
-        buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
-    learner = actor_critic.apply_gradient(context, learner, Params((), gradient))
+        buffer = context.replay.update_priorities(buffer, batch.index, errors)
+    learner = actor_critic.apply_gradient(context, learner, Params(None, gradient))
     return learner._replace(batch_stats=batch_stats), buffer, metrics
 
 
 def loss(
     context: Context, batch: replay.Sample, target: Atoms, weight: Array, params: PyTree
 ) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
-    """Return the results of `loss_of_outputs` for the critics at (obs, action), and () for statistics."""
+    """Return the results of `loss_of_outputs` for the critics at (obs, action), and None for statistics."""
     output = context.critic.apply(params, (batch.obs, batch.action))
     total, (errors, metrics) = loss_of_outputs(context, output, target, weight)
-    return total, (errors, metrics, ())
+    return total, (errors, metrics, None)
 
 
 def joint_loss(
     context: Context,
     batch_stats: PyTree,
-    batch: replay.Sample,
-    weight: Array,
+    weighted: tuple[replay.Sample, Array],
     next_action: Array,
     target_of: Callable[[Array], Atoms],
     params: PyTree,
@@ -76,6 +69,7 @@ def joint_loss(
     One pass evaluates (s, a) and (s', a'), so that both are normalized alike. No gradient flows through the target
     (Bhatt et al. 2024, CrossQ).
     """
+    batch, weight = weighted
     both = lambda x, y: jnp.concatenate([x, y])
     inputs = jax.tree.map(both, batch.obs, batch.next_obs), both(batch.action, next_action)
     output, batch_stats = context.critic.train(params, batch_stats, inputs)
@@ -104,11 +98,11 @@ def loss_of_outputs(
     return (weight * losses).sum(), (errors, {"weight": weight, **jax.tree.map(lambda x: weight * x, metrics)})
 
 
-def least(context: Context, output: Array) -> Atoms:
+def minimum(context: Context, output: Array) -> Atoms:
     """Return the atoms [B, K] of the critic with the lowest mean; for quantiles, the lower ones of all critics."""
     if context.value_head.kind == "quantile":
         return value_distributions.truncated(output, context.config.value.drop)
-    return value_distributions.least(context.value_head, output)
+    return value_distributions.minimum(context.value_head, output)
 
 
 def values(context: Context, learner: Learner, obs: PyTree, action: Array) -> Array:

@@ -45,12 +45,12 @@ class State(NamedTuple):
 class Batch(NamedTuple):
     """The rows that the loss is computed from, [B, ...]; with a memory, sequences [B, L, ...]."""
 
-    obs: PyTree  # the network's input, or numbers of stacks that a gradient step decodes
+    obs: PyTree  # the network's input, or numbers of stacks (`frame_stack`) before a gradient step
     action: Array
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
     carry: PyTree = ()  # [B, ...] of the memory before each sequence
-    reset: Array | tuple[()] = ()  # bool [B, L]: an episode begins after the step
+    reset: Array | None = None  # bool [B, L]: an episode begins after the step
 
 
 class Learner(NamedTuple):
@@ -58,16 +58,6 @@ class Learner(NamedTuple):
 
     params: PyTree
     optimizer: PyTree
-
-
-class UpdateBatch(NamedTuple):
-    """An update in progress."""
-
-    learner: Learner
-    rows: Batch  # [T * N, ...]
-    frames: frame_stack.Frames | tuple[()]  # the frames from which observations are built, if they are stored as frames
-    num_updates: Array  # int32: this one included
-    moments: tuple[()] = ()  # no statistics are pooled over shards
 
 
 class Context(NamedTuple):
@@ -93,24 +83,24 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     """
     sequences.validate(config, spec, parallelism.num_shards)
     network = networks.network(spec.obs, exploration.num_actions(spec, "pqn"), networks.options_of(config))
-    num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_updates * num_steps)
+    num_steps = num_updates * config.num_epochs * config.num_minibatches
+    learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
     context = Context(config, spec, parallelism, network, learning_rate, optimizer)
+    functions = partial(prepare, context), partial(gradient_step, context), partial(finalize, context)
+    epochs = sgd.epochs_of(config, parallelism, functions)
     return Agent(
         init=partial(init, context),
         explore=partial(explore, context),
         exploit=partial(exploit, context),
-        update=partial(update, context),
+        update=partial(sgd.update, epochs),
         sample_noise=SampleNoise(exploration.sample_noise, ("uniform",)),
         rollout_length=config.rollout_length,
         initial_carry=network.initial_carry,
         parameters=lambda state: state.params,
         learning=Learning(
             compress_obs=frame_stack.compressor(spec.frame_stack),
-            gradient_steps=sgd.incremental_update(
-                num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
-            ),
+            gradient_steps=sgd.incremental_update(epochs),
         ),
     )
 
@@ -147,35 +137,18 @@ def epsilons(context: Context, state: State, step: int | Array = 0) -> Array:
     return exploration.epsilons(context.config.explore, context.spec.num_envs, now, context.parallelism)
 
 
-def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
-    """Learn from a rollout, in several epochs of minibatches (algorithm 1)."""
-    update_batch = prepare(context, state, rollout)
-    epochs = epochs_of(context, update_batch)
-    return finalize(context, update_batch, *sgd.run(epochs, update_batch.learner, update_batch.rows, key))
-
-
-def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
-    """Return the settings of SGD on the rows of an update."""
-    return sgd.Epochs(
-        num_epochs=context.config.num_epochs,
-        num_minibatches=context.config.num_minibatches,
-        axis_name=context.parallelism.axis_name,
-        gradient_step=partial(gradient_step, context, update_batch.frames),
-        num_grad_workers=context.parallelism.num_grad_workers,
-    )
-
-
-def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
-    """Compute the targets of one rollout; gradient steps do not change them."""
+def prepare(context: Context, state: State, rollout: Rollout) -> sgd.UpdateBatch:
+    """Compute the targets of one rollout (algorithm 1); gradient steps do not change them."""
     rows, kept = rows_of(context, state.params, normalize.clip_rewards(rollout, context.config.clips_rewards))
-    return UpdateBatch(Learner(state.params, state.optimizer), rows, kept, state.num_updates + 1)
+    after = state._replace(num_updates=state.num_updates + 1)
+    return sgd.UpdateBatch(Learner(state.params, state.optimizer), rows, kept, after)
 
 
 def finalize(
-    context: Context, update_batch: UpdateBatch, learner: Learner, sums: Metrics, pooled: PyTree
+    context: Context, batch: sgd.UpdateBatch, learner: Learner, sums: Metrics, pooled: None
 ) -> tuple[State, Metrics]:
     """Return the state after the update, and metrics: means over gradient steps."""
-    state = State(*learner, update_batch.num_updates)
+    state = batch.state._replace(params=learner.params, optimizer=learner.optimizer)
     num_steps = context.config.num_epochs * context.config.num_minibatches
     means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), context.parallelism.grad_axis)
     now = exploration.env_steps(context.steps_per_update, state.num_updates)
@@ -185,7 +158,7 @@ def finalize(
     }
 
 
-def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | tuple[()]]:
+def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | None]:
     """Return the rows to learn from, [T * N, ...], and the frames from which their observations are built.
 
     Targets are Peng's Q(lambda) (section 3.2 of the paper). The value after the last step is computed as well, so that
@@ -206,7 +179,7 @@ def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, 
 
 
 def next_values(
-    context: Context, params: PyTree, rollout: Rollout, obs: PyTree, kept: frame_stack.Frames | tuple[()]
+    context: Context, params: PyTree, rollout: Rollout, obs: PyTree, kept: frame_stack.Frames | None
 ) -> tuple[Array, PyTree]:
     """Return the highest value after each step, f32 [T, N], and the carry before each sequence.
 
@@ -214,23 +187,20 @@ def next_values(
     are those computed when acting.
     """
     if length := context.config.sequence():
-        read = partial(frame_stack.decode, context.spec.frame_stack, kept)
+        read = partial(frame_stack.decode, kept)
         unroll = partial(context.network.unroll, params)
         value, carry = sequences.recompute(unroll, rollout, obs, rollout.next_obs, read, length)
-        masks = rollout.steps.action_mask, rollout.next_action_mask
-        mask = () if isinstance(masks[1], tuple) else jnp.concatenate([masks[0], masks[1][None]])
+        join = lambda now, after: jnp.concatenate([now, after[None]])
+        mask = jax.tree.map(join, rollout.steps.action_mask, rollout.next_action_mask)
         return distributions.masked(value, mask).max(-1)[1:], carry
     after = PolicyInput(rollout.next_obs, rollout.next_action_mask)
     best_at_end = action_values(context, params, after, ())[0].max(-1)
     return jnp.concatenate([rollout.steps.extras[1:], best_at_end[None]]), ()
 
 
-def gradient_step(
-    context: Context, kept: frame_stack.Frames | tuple[()], learner: Learner, batch: Batch
-) -> tuple[Learner, Metrics]:
+def gradient_step(context: Context, learner: Learner, batch: Batch) -> tuple[Learner, Metrics]:
     """Make one gradient step."""
     params, optimizer = learner
-    batch = batch._replace(obs=frame_stack.decode(context.spec.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate_grads(jax.grad(partial(loss, context), has_aux=True), params, batch)
     gradient = collectives.all_reduce_sum(gradient, context.parallelism.grad_axis)
     updates, optimizer = context.optimizer.update(gradient, optimizer, params)

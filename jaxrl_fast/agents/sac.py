@@ -20,7 +20,6 @@ from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.options.sac import SAC as Config
-from jaxrl_fast.options.target import PeriodicAverage
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.distributions import TanhGaussian
@@ -51,8 +50,6 @@ def make(
         num_updates,
         parallelism,
         outputs_per_number=2,
-        target_update_interval=config.target.interval if isinstance(config.target, PeriodicAverage) else 1,
-        policy_delay=config.policy_delay,
         transform_gradient=transform_gradient,
     )
     return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
@@ -63,7 +60,7 @@ def init(context: Context, key: Key) -> Learner:
     params = actor_critic.init_params(context, key)
     if context.config.learn_temperature:
         params = params._replace(log_temperature=jnp.log(jnp.float32(context.config.temperature)))
-    target_params = Params((), () if context.config.crossq else params.critic)
+    target_params = Params(None, None if context.config.crossq else params.critic)
     return Learner(params, target_params, actor_critic.init_optimizer(context, params))
 
 
@@ -90,12 +87,12 @@ def gradient_step(
     config = context.config
     key_noise, key_subset = jax.random.split(keys[1])
     noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
-    batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
-    learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
-    found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
+    batch = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
+    next_action, target_of = td_target(context, learner, batch.rows, noise_target, key_subset)
+    learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
+    found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     alpha = temperature(context, learner.params)
-    move = partial(policy_step, context, batch.obs, noise_policy, found)
+    move = partial(policy_step, context, batch.rows.obs, noise_policy, found)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
     else:
@@ -115,7 +112,7 @@ def gradient_step(
         )
     scale = metrics["weight"] * config.policy_delay  # metrics of the policy are 0 in the steps between
     of_policy = jax.tree.map(lambda x: scale * x, of_policy) | {"temperature": metrics["weight"] * alpha}
-    return learner._replace(target_params=Params((), critic)), buffer, counts, {**metrics, **of_policy}
+    return learner._replace(target_params=Params(None, critic)), buffer, counts, {**metrics, **of_policy}
 
 
 def policy_step(
@@ -126,7 +123,7 @@ def policy_step(
     gradient, (excess, metrics) = jax.grad(loss, has_aux=True)(learner.params.actor)
     gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
     # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
-    gradients = Params(gradient, (), excess if context.config.learn_temperature else ())
+    gradients = Params(gradient, None, excess if context.config.learn_temperature else None)
     return actor_critic.apply_gradient(context, learner, gradients), metrics
 
 
@@ -143,7 +140,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g (min_i Q_i(s', a') - alpha log pi(a'|s')), where a' is sampled from the policy at s' (Haarnoja
-    et al. 2018, "Algorithms and applications", eq. 5). For distributions, see `critics.least`. With
+    et al. 2018, "Algorithms and applications", eq. 5). For distributions, see `critics.minimum`. With
     `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
     """
     config = context.config
@@ -154,7 +151,7 @@ def td_target(
     def target_of(output: Array) -> Atoms:
         if config.num_target_critics:
             output = output[jax.random.permutation(key, config.num_critics)[: config.num_target_critics]]
-        atom, weight = critics.least(context, output)
+        atom, weight = critics.minimum(context, output)
         return Atoms(batch.reward[:, None] + batch.discount[:, None] * (atom - cost[:, None]), weight)
 
     return jnp.tanh(sample), target_of

@@ -42,8 +42,6 @@ def make(
         num_updates,
         parallelism,
         outputs_per_number=1,
-        target_update_interval=1,
-        policy_delay=config.policy_delay,
         transform_gradient=transform_gradient,
     )
     return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
@@ -52,7 +50,7 @@ def make(
 def init(context: Context, key: Key) -> Learner:
     """Return fresh parameters, and targets equal to them; with `crossq`, no targets."""
     params = actor_critic.init_params(context, key)
-    target_params = Params((), ()) if context.config.crossq else params
+    target_params = Params(None, None) if context.config.crossq else params
     return Learner(params, target_params, actor_critic.init_optimizer(context, params))
 
 
@@ -75,11 +73,11 @@ def gradient_step(
     """
     config = context.config
     (noise,) = actor_critic.sample_normal(context, keys[1], 1)
-    batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    next_action, target_of = td_target(context, learner, batch, noise)
-    learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
-    found = (weight > 0) / config.batch_size  # only the critics' losses have importance weights
-    move = partial(policy_step, context, batch.obs, found)
+    batch = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
+    next_action, target_of = td_target(context, learner, batch.rows, noise)
+    learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
+    found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
+    move = partial(policy_step, context, batch.rows.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
     learner, loss = jax.lax.cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
     of_all = {"policy_loss": metrics["weight"].sum() * config.policy_delay * loss}  # 0 in the other steps
@@ -92,7 +90,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g min_i Q_i(s', a'), with a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) of the target policy
-    (equations 14 and 15), or with `crossq` of the policy. For distributions, see `critics.least`.
+    (equations 14 and 15), or with `crossq` of the policy. For distributions, see `critics.minimum`.
     """
     config = context.config
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
@@ -100,7 +98,7 @@ def td_target(
     action = jnp.clip(exploit(context, params, batch.next_obs) + noise, -1, 1)
 
     def target_of(output: Array) -> Atoms:
-        atom, weight = critics.least(context, output)
+        atom, weight = critics.minimum(context, output)
         return Atoms(batch.reward[:, None] + batch.discount[:, None] * atom, weight)
 
     return action, target_of
@@ -110,7 +108,7 @@ def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) 
     """Move the policy towards actions that the first critic rates highly, then the targets. Also returns the loss."""
     loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner, obs, weight))(learner.params.actor)
     loss, gradient = collectives.all_reduce_sum((loss, gradient), context.parallelism.grad_axis)
-    learner = actor_critic.apply_gradient(context, learner, Params(gradient, ()))
+    learner = actor_critic.apply_gradient(context, learner, Params(gradient, None))
     if context.config.crossq:
         return learner, loss
     target_params = optax.incremental_update(learner.params, learner.target_params, context.config.target.tau)

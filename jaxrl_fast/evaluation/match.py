@@ -93,7 +93,7 @@ def against_run(saved: Any, other: Any, player: int, options: Any) -> Any:
     import numpy as np
 
     from jaxrl_fast.evaluation import policy
-    from jaxrl_fast.players.versus import versus
+    from jaxrl_fast.players.joint import joint_agent
     from jaxrl_fast.training import evaluator
 
     pair = [policy.player_agent(saved.agent, player), policy.player_agent(other.agent, 1 - player)]
@@ -101,7 +101,7 @@ def against_run(saved: Any, other: Any, player: int, options: Any) -> Any:
     repeat = lambda x: np.broadcast_to(x, (len(saved.seeds), *np.shape(x))) if several else x
     states = saved.learners, jax.tree.map(repeat, other.learners)
     order = (0, 1) if player == 0 else (1, 0)
-    agent, state = versus([pair[i] for i in order]), tuple(states[i] for i in order)
+    agent, state = joint_agent([pair[i] for i in order]), tuple(states[i] for i in order)
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     found = evaluation.episodes(state, -1 - options.play_seed)
     return tuple(evaluator.by_player(saved.env.spec.players, x)[player] for x in found)

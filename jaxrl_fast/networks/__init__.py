@@ -39,7 +39,7 @@ class Network(NamedTuple):
     step: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, noise=()) -> (outputs, carry)
     unroll: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, reset, noise=()) -> (outputs, carry)
     initial_carry: PyTree = ()
-    init_stats: Callable[[], PyTree] = lambda: ()  # running statistics of batch renormalization; () without any
+    init_stats: Callable[[], PyTree] = lambda: None  # running statistics of batch renormalization
     train: Callable[..., Any] = lambda *_: None  # (params, batch_stats, obs) -> (outputs, batch_stats)
 
 
@@ -82,7 +82,7 @@ def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) 
         step=lambda params, obs, carry, noise=(): unroll(params, obs, carry, None, noise),
         unroll=unroll,
         initial_carry=initial_carry,
-        init_stats=lambda: module.lazy_init(key_of_seed(0), inputs).get(STATS, ()),
+        init_stats=lambda: module.lazy_init(key_of_seed(0), inputs).get(STATS),
         train=train,
     )
 

@@ -116,6 +116,7 @@ class Algorithm:
 class OnPolicy(Algorithm):
     """An algorithm that learns from each rollout in minibatches."""
 
+    num_epochs: int
     num_minibatches: int
     memory: NoMemory | Recurrent
 

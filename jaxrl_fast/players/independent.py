@@ -54,11 +54,11 @@ def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism,
         update=update,
         sample_noise=sample_noise,
         learning=inner.learning._replace(on_env_restart=jax.vmap(inner.learning.on_env_restart), gradient_steps=None),
-        players=AgentPlayers(of_player=lambda player: seat(inner, player)),
+        players=AgentPlayers(of_player=lambda player: agent_of_player(inner, player)),
     )
 
 
-def seat(inner: Agent, player: int) -> Agent:
+def agent_of_player(inner: Agent, player: int) -> Agent:
     """Return the agent that acts for one player with its own policy, from the states of all [P, ...]."""
     own: Callable[[PyTree], PyTree] = lambda state: jax.tree.map(lambda x: x[player], state)
     return inner._replace(

@@ -50,7 +50,7 @@ def marked_spec(spec: EnvSpec, num_envs: int) -> EnvSpec:
     return spec._replace(obs=obs, num_envs=num_envs, frame_stack=0, players=())
 
 
-def seat(inner: Agent, num_players: int, player: int) -> Agent:
+def agent_of_player(inner: Agent, num_players: int, player: int) -> Agent:
     """Return the agent that acts for one player with the policy of all, which knows the player's number."""
     own = lambda inputs: inputs._replace(obs=mark(num_players, inputs.obs, player))
     return inner._replace(

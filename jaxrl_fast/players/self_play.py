@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.players.rows import Make, map_rows, mark, marked_spec, seat
+from jaxrl_fast.players.rows import Make, agent_of_player, map_rows, mark, marked_spec
 from jaxrl_fast.types import (
     Agent,
     AgentPlayers,
@@ -90,7 +90,7 @@ def make(
             on_env_restart=lambda state: state._replace(learner=inner.learning.on_env_restart(state.learner)),
             gradient_steps=None,
         ),
-        players=AgentPlayers(lambda player: of_learner(seat(inner, 2, player)), is_learner),
+        players=AgentPlayers(lambda player: of_learner(agent_of_player(inner, 2, player)), is_learner),
     )
 
 

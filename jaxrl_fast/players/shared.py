@@ -6,7 +6,7 @@ Its learner treats the rows of all players as rows of P * N environments.
 import dataclasses
 from typing import Any
 
-from jaxrl_fast.players.rows import Make, mark, marked_spec, seat
+from jaxrl_fast.players.rows import Make, agent_of_player, mark, marked_spec
 from jaxrl_fast.types import (
     Agent,
     AgentPlayers,
@@ -45,5 +45,5 @@ def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism,
         learning=inner.learning._replace(
             compress_obs=lambda obs: inner.learning.compress_obs(mark(num_players, obs)), gradient_steps=None
         ),
-        players=AgentPlayers(of_player=lambda player: seat(inner, num_players, player)),
+        players=AgentPlayers(of_player=lambda player: agent_of_player(inner, num_players, player)),
     )

@@ -27,12 +27,20 @@ from jaxrl_fast.types.host import HostResource
 MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled
 
 
+class WeightedBatch(NamedTuple):
+    """This device's part of a batch."""
+
+    rows: Any  # [B]: `Sample`, or sequences
+    weight: Array  # f32 [B]: of each row in the loss; 0 where none was found
+    index: Any  # of the batch of this shard, for `update_priorities`
+
+
 class Replay(NamedTuple):
     """A replay buffer as functions of its state R."""
 
     init: Callable[[], PyTree]
     add: Callable[..., PyTree]  # (R, rows [T, N, ...], carry=()) to R: over the oldest rows; carry before the first
-    sample: Callable[..., tuple[Any, Array, Any]]  # see `uniform`
+    sample: Callable[..., WeightedBatch]  # see `uniform`
     size: Callable[[PyTree], Array]  # rows of each environment, int32
     discard_tail: Callable[[PyTree], PyTree]  # R to R when all environments restart: the newest row has no successor
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
@@ -67,6 +75,13 @@ def importance_exponent(options: UniformOptions, total: int, num_updates: Array)
     return exponent
 
 
+def config_of(options: UniformOptions, spec: EnvSpec, parallelism: Parallelism, period: int) -> ReplayConfig:
+    """Return the shape of the buffer that options choose. Its number of rows is a multiple of `period`."""
+    num_rows = options.size // (period * spec.num_envs * parallelism.num_shards) * period
+    config = ReplayConfig(num_rows, spec.num_envs, options.n_step, spec.frame_stack)
+    return stored(config, spec, parallelism, options.storage, options.compression)
+
+
 def stored(
     config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism, storage: str = "device", compression: str = "none"
 ) -> ReplayConfig:
@@ -83,14 +98,13 @@ def stored(
 def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Parallelism()) -> Replay:
     """Return a buffer from which each readable transition is sampled with the same probability.
 
-    `sample(R, key, batch_size, gamma, beta)` returns this device's transitions [B], their weights in the loss [B]
-    (0 where no transition was found), and an index for `update_priorities`. B is `batch_size` over the number of
-    devices that split a batch. Rewards are n-step sums discounted by `gamma`; `beta` is not used here.
+    `sample(R, key, batch_size, gamma, beta)` returns a WeightedBatch of transitions. B is `batch_size` over the number
+    of devices that split a batch. Rewards are n-step sums discounted by `gamma`; `beta` is not used here.
     """
     return Replay(
         init=partial(ring.init, config, spec.obs, spec.action, spec.has_action_mask),
         add=partial(_add_uniform, config),
-        sample=partial(_sample_uniform, config, parallelism),
+        sample=sampler(partial(draw_uniformly, partial(ring.draw, config), parallelism), partial(ring.read, config)),
         size=lambda state: state.size,
         discard_tail=partial(ring.discard_tail, config),
         read_ahead=partial(_read_ahead, config, parallelism) if config.store.get_ahead else None,
@@ -112,7 +126,10 @@ def prioritized(
             ring.init(config, spec.obs, spec.action, spec.has_action_mask), sum_tree.init(num_items), jnp.float32(1)
         ),
         add=partial(_add_prioritized, config, parallelism),
-        sample=partial(_sample_prioritized, config, parallelism),
+        sample=sampler(
+            partial(draw_by_priority, config.num_envs, parallelism),
+            lambda state, *places: ring.read(config, state.ring, *places),
+        ),
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config, state.ring)),
         update_priorities=partial(update_priorities, exponent),
@@ -153,54 +170,51 @@ def draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable[
     return batch_size // parallelism.num_shards, own
 
 
+def draw_uniformly(
+    draw: Callable[..., tuple[Array, Array, Array]],
+    parallelism: Parallelism,
+    state: PyTree,
+    key: Key,
+    batch_size: int,
+    beta: float | Array,
+) -> tuple[Array, Array, Array, None]:
+    """Return this device's places and environments [B] from `draw`, weights [B] of 1 where it found any, and None."""
+    place, env, found = draw(state, key, *draw_args(parallelism, batch_size))
+    return place, env, found.astype(jnp.float32), None
+
+
 def draw_by_priority(
-    num_envs: int, parallelism: Parallelism, priorities: sum_tree.Tree, key: Key, batch_size: int, beta: float | Array
+    num_envs: int, parallelism: Parallelism, state: Any, key: Key, batch_size: int, beta: float | Array
 ) -> tuple[Array, Array, Array, Index]:
     """Return this device's places and environments [B] drawn by the priorities of items place * N + environment.
 
     Also returns their importance weights [B], and the index of the whole batch of this shard.
     """
-    item, priority = sum_tree.draw(priorities, key, batch_size // parallelism.num_shards)
-    prob = priority / jnp.maximum(sum_tree.total(priorities), 1e-30)
+    item, priority = sum_tree.draw(state.priorities, key, batch_size // parallelism.num_shards)
+    prob = priority / jnp.maximum(sum_tree.total(state.priorities), 1e-30)
     weight = importance_weights(prob, beta, parallelism.axis_name)
     drawn = item // num_envs, item % num_envs, weight
     return *collectives.local_rows(drawn, parallelism.num_grad_workers), Index(item, priority > 0)
 
 
 def _read_ahead(
-    config: ReplayConfig,
-    parallelism: Parallelism,
-    state: Ring,
-    draws: Draws,
-    batch_size: int,
+    config: ReplayConfig, parallelism: Parallelism, state: Ring, draws: Draws, batch_size: int
 ) -> Callable[[Array], Ring]:
     return ring.read_ahead(config, state, draws, *draw_args(parallelism, batch_size))
 
 
-def _sample_uniform(
-    config: ReplayConfig,
-    parallelism: Parallelism,
-    state: Ring,
-    key: Key,
-    batch_size: int,
-    gamma: float | Array,
-    beta: float | Array = 0.0,
-) -> tuple[Sample, Array, tuple[()]]:
-    row, env, found = ring.draw(config, state, key, *draw_args(parallelism, batch_size))
-    return ring.read(config, state, row, env, gamma), found.astype(jnp.float32), ()
+def sampler(
+    draw: Callable[..., tuple[Array, Array, Array, Any]], read: Callable[..., Any]
+) -> Callable[..., WeightedBatch]:
+    """Return the `sample` of a replay that draws (places, environments, weights, index) and reads at the places."""
 
+    def sample(
+        state: PyTree, key: Key, batch_size: int, gamma: float | Array, beta: float | Array = 1.0
+    ) -> WeightedBatch:
+        place, env, weight, index = draw(state, key, batch_size, beta)
+        return WeightedBatch(read(state, place, env, gamma), weight, index)
 
-def _sample_prioritized(
-    config: ReplayConfig,
-    parallelism: Parallelism,
-    state: Prioritized,
-    key: Key,
-    batch_size: int,
-    gamma: float | Array,
-    beta: float | Array = 1.0,
-) -> tuple[Sample, Array, Index]:
-    row, env, weight, index = draw_by_priority(config.num_envs, parallelism, state.priorities, key, batch_size, beta)
-    return ring.read(config, state.ring, row, env, gamma), weight, index
+    return sample
 
 
 def _add_uniform(config: ReplayConfig, state: Ring, steps: Transition, carry: PyTree = ()) -> Ring:
@@ -220,6 +234,18 @@ def _add_prioritized(
     priority = jnp.where((offset < -config.n_step)[:, None] & data.valid[row], max_priority, 0.0)
     item = row[:, None] * config.num_envs + jnp.arange(config.num_envs)[None]
     return Prioritized(data, sum_tree.update(state.priorities, item.reshape(-1), priority.reshape(-1)), max_priority)
+
+
+def sum_gradient(replay: Replay, parallelism: Parallelism, gradient: PyTree, errors: Array) -> tuple[PyTree, Array]:
+    """Return the sum of the gradient over all devices, and the errors of this shard's whole batch for its priorities.
+
+    `errors` [B] are those of this device's rows. Both are exchanged at once.
+    """
+    if not replay.update_priorities or parallelism.num_grad_workers == 1:
+        return collectives.all_reduce_sum(gradient, parallelism.grad_axis), errors
+    errors = collectives.scatter_rows(errors, parallelism.num_grad_workers)
+    summed: tuple[PyTree, Array] = collectives.all_reduce_sum((gradient, errors), parallelism.grad_axis)
+    return summed
 
 
 def update_priorities(exponent: float | Array, state: Any, index: Index, errors: Array) -> Any:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.replay.store import DEVICE, Batches, Fetched, FrameStore, Place
+from jaxrl_fast.replay.store import DEVICE, Batches, FramesAhead, FrameStore, Place
 from jaxrl_fast.replay.store import at as _at
 from jaxrl_fast.rl.frame_stack import compress, join_frames, num_channels, rows_of_stacks, stack_ages
 from jaxrl_fast.rl.off_policy import Draws
@@ -42,7 +42,7 @@ class Ring(NamedTuple):
     """The last R rows of N environments. Rows beyond `size` are zero."""
 
     obs: PyTree  # state of the store: [R, N, ...] of the environment's dtype; only the newest frame of a stack
-    age: Array | tuple[()]  # [R, N] uint8: rows since all frames of the stack were equal, at most frame_stack - 1
+    age: Array | None  # [R, N] uint8: rows since all frames of the stack were equal, at most frame_stack - 1
     action: Array  # [R, N, ...]
     reward: Array  # [R, N] f32
     discount: Array  # [R, N] f32
@@ -50,7 +50,7 @@ class Ring(NamedTuple):
     valid: Array  # [R, N] bool
     head: Array  # int32: the next row to write
     size: Array  # int32: rows written so far, at most R
-    action_mask: Array | tuple[()] = ()  # [R, N, num_outputs] bool, if the environment has masks
+    action_mask: Array | None = None  # [R, N, num_outputs] bool, if the environment has masks
 
 
 class Sample(NamedTuple):
@@ -61,8 +61,8 @@ class Sample(NamedTuple):
     reward: Array  # [B] f32: discounted sum
     discount: Array  # [B] f32: of the value of next_obs, gamma included
     next_obs: PyTree  # [B, ...]
-    action_mask: Array | tuple[()] = ()  # [B, num_outputs] bool at obs, or ()
-    next_action_mask: Array | tuple[()] = ()  # [B, num_outputs] bool at next_obs, or ()
+    action_mask: Array | None = None  # [B, num_outputs] bool at obs
+    next_action_mask: Array | None = None  # [B, num_outputs] bool at next_obs
 
 
 def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool = False) -> Ring:
@@ -71,7 +71,7 @@ def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool
     stacked = config.frame_stack > 1
     return Ring(
         obs=config.store.init(config.num_rows, config.num_envs, frame_like(config, obs)),
-        age=zeros((), jnp.uint8) if stacked else (),
+        age=zeros((), jnp.uint8) if stacked else None,
         action=action.zeros(config.num_rows, config.num_envs),
         reward=zeros((), jnp.float32),
         discount=zeros((), jnp.float32),
@@ -79,7 +79,7 @@ def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool
         valid=zeros((), bool),
         head=jnp.int32(0),
         size=jnp.int32(0),
-        action_mask=zeros((action.num_outputs,), bool) if has_action_mask else (),
+        action_mask=zeros((action.num_outputs,), bool) if has_action_mask else None,
     )
 
 
@@ -93,10 +93,10 @@ def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
     assert config.num_rows % num_new == 0, (config.num_rows, num_new)
     put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), ring.head, axis=0)
     obs, stack = steps.obs, config.frame_stack
-    age: Array | tuple[()] = ()
-    if stack > 1:
+    age = ring.age
+    if age is not None:
         obs, same = jax.vmap(partial(compress, stack))(steps.obs)
-        age = put(ring.age, stack_ages(stack, same, ring.age[ring.head - 1]))  # row -1 is the last one
+        age = put(age, stack_ages(stack, same, age[ring.head - 1]))  # row -1 is the last one
     last = ring.last.at[ring.head - 1].set(ring.last[ring.head - 1] | ~steps.valid[0])
     return Ring(
         obs=config.store.put(ring.obs, ring.head, obs),
@@ -159,7 +159,7 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
     reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  with
     k = min(n_step, steps to the end of the episode) (Sutton & Barto 2018, eq. 7.1); next_obs is k rows later.
     """
-    reward, discount, following = follow(config, ring, row, env, gamma)
+    reward, discount, following = n_step_sums(config, ring, row, env, gamma)
     mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
     obs, next_obs = observations(config, ring, (row, following), env)
     return Sample(obs, _at(ring.action, row, env), reward, discount, next_obs, mask(row), mask(following))
@@ -180,19 +180,19 @@ def read_ahead(
     get_ahead = config.store.get_ahead
     assert get_ahead, "the store reads one batch at a time"
     of_batch = get_ahead(ring.obs, _batches(config, ring, draws, batch_size, own))
-    return lambda i: ring._replace(obs=Fetched(of_batch(i)))
+    return lambda i: ring._replace(obs=FramesAhead(of_batch(i)))
 
 
 def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, own: Callable[[Array], Array]) -> Batches:
     """Return the places of the frames of each batch."""
     row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(draws.keys)  # [K, B]
     each = row.reshape(-1), env.reshape(-1)
-    rows = each[0], follow(config, ring, *each, 1.0)[2]
+    rows = each[0], n_step_sums(config, ring, *each, 1.0)[2]
     split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
     return Batches([split(place) for place in _places(config, ring, rows, each[1])], draws.num)
 
 
-def follow(
+def n_step_sums(
     config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float | Array
 ) -> tuple[Array, Array, Array]:
     """Return rewards, discounts and next rows [B] of the transitions from rows [B] of environments [B]; see `read`."""
@@ -229,17 +229,17 @@ def random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
 
 def observations(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[PyTree]:
     """Return the observations at each of the rows [B] of environments [B]."""
-    if isinstance(ring.obs, Fetched):
+    if isinstance(ring.obs, FramesAhead):
         fetched = ring.obs.frames
         found = [jax.tree.map(lambda x: x[i], fetched) for i in range(len(rows))]  # noqa: B023
     else:
         found = config.store.get(ring.obs, _places(config, ring, rows, env))
-    return found if isinstance(ring.age, tuple) else [join_frames(frames) for frames in found]
+    return found if ring.age is None else [join_frames(frames) for frames in found]
 
 
 def _places(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[Place]:
     """Return where the frames of the observations at each of the rows [B] of environments [B] are: [B], or [B, F]."""
-    if isinstance(ring.age, tuple):
+    if ring.age is None:
         return [(row, env) for row in rows]
     stacks = [rows_of_stacks(config.frame_stack, _at(ring.age, row, env), row) for row in rows]
     return [(stack % config.num_rows, jnp.broadcast_to(env[:, None], stack.shape)) for stack in stacks]

@@ -9,14 +9,16 @@ to several episodes.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.options.memory import OfReplay
+from jaxrl_fast.options.replay import Uniform
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.replay import Index, Replay, draw_args, draw_by_priority, ring, sum_tree, update_priorities
+from jaxrl_fast.replay import Replay, draw_by_priority, draw_uniformly, ring, sampler, sum_tree, update_priorities
 from jaxrl_fast.replay.ring import ReplayConfig, Ring, Sample
 from jaxrl_fast.replay.store import at
 from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
@@ -72,19 +74,44 @@ def make(
 ) -> Replay:
     """Return a buffer that samples sequences uniformly, or in proportion to priorities if an `exponent` is given.
 
-    `sample(R, key, batch_size, gamma, beta)` returns this device's Sequences [B], their weights [B] (0 where none was
-    found), and an index. Its `update_priorities` takes the errors [B] of sequences: see `errors_of`.
+    `sample(R, key, batch_size, gamma, beta)` returns a WeightedBatch of Sequences. Its `update_priorities` takes the
+    errors [B] of sequences: see `errors_of`.
     """
-    sample: Callable[..., tuple[Sequences, Array, Any]] = _sample_uniform if exponent is None else _sample_prioritized
+    draw_any = partial(draw_uniformly, partial(draw, config), parallelism)
+    draw_one = draw_any if exponent is None else partial(draw_by_priority, config.ring.num_envs, parallelism)
     return Replay(
         init=partial(init, config, spec, initial_carry, exponent is not None),
         add=partial(add, config, parallelism),
-        sample=partial(sample, config, parallelism),
+        sample=sampler(draw_one, partial(read, config)),
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config.ring, state.ring)),
         update_priorities=None if exponent is None else partial(update_priorities, exponent),
         resources=config.ring.store.resources,
     )
+
+
+def check(
+    memory: OfReplay, options: Uniform, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, period: int
+) -> None:
+    """Raise ValueError if the sequences of an agent with memory do not fit its rollouts or its buffer."""
+    length, burn_in = memory.sequence_length, memory.burn_in
+    if burn_in >= length:
+        raise ValueError(
+            f"memory.burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 4}"
+        )
+    if rollout_length > length - burn_in:
+        raise ValueError(
+            f"rollout_length: must be at most the {length - burn_in} steps of a sequence after its burn_in, got "
+            f"{rollout_length}; use {length - burn_in}"
+        )
+    num_envs = spec.num_envs * parallelism.num_shards
+    num_rows = length + options.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest for one sequence
+    smallest = (num_rows + 2 * period) // period * period * num_envs
+    if options.size < smallest:
+        raise ValueError(
+            f"replay.size: must be at least {smallest} for sequences of {length} steps in each of {num_envs} "
+            f"environments, got {options.size}; use {smallest} or more"
+        )
 
 
 def errors_of(errors: Array, weight: Array) -> Array:
@@ -145,10 +172,10 @@ def is_readable(config: SequenceConfig, data: Ring, slot: Array) -> Array:
 
 
 def draw(
-    config: SequenceConfig, data: Ring, key: Key, batch_size: int, own: Callable[[Array], Array]
+    config: SequenceConfig, state: State, key: Key, batch_size: int, own: Callable[[Array], Array]
 ) -> tuple[Array, Array, Array]:
     """Draw slots and environments [B] uniformly; also return whether there are any, bool [B]."""
-    first, count = starts(config, data)
+    first, count = starts(config, state.ring)
     slot, env = own(ring.random_numbers(key, (2, batch_size)))
     slot = (first + (slot % jnp.maximum(count, 1).astype(jnp.uint32)).astype(jnp.int32)) % config.num_slots
     env = (env % config.ring.num_envs).astype(jnp.int32)
@@ -164,9 +191,9 @@ def read(config: SequenceConfig, state: State, slot: Array, env: Array, gamma: f
     valid = at(data.valid, row, wide)
     learned = row[:, config.burn_in : config.length]
     flat, flat_env = learned.reshape(-1), wide[:, config.burn_in : config.length].reshape(-1)
-    reward, discount, following = ring.follow(sizes, data, flat, flat_env, gamma)
+    reward, discount, following = ring.n_step_sums(sizes, data, flat, flat_env, gamma)
     mask = lambda row: jax.tree.map(lambda x: at(x, row, flat_env), data.action_mask)
-    steps = Sample((), at(data.action, flat, flat_env), reward, discount, (), mask(flat), mask(following))
+    steps = Sample(None, at(data.action, flat, flat_env), reward, discount, None, mask(flat), mask(following))
     ahead = (following - flat) % sizes.num_rows  # 1 to n_step
     return Sequences(
         obs=jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), obs),
@@ -176,31 +203,3 @@ def read(config: SequenceConfig, state: State, slot: Array, env: Array, gamma: f
         following=jnp.arange(config.burn_in, config.length)[None] + ahead.reshape(learned.shape),
         weight=valid[:, config.burn_in : config.length].astype(jnp.float32),
     )
-
-
-def _sample_uniform(
-    config: SequenceConfig,
-    parallelism: Parallelism,
-    state: State,
-    key: Key,
-    batch_size: int,
-    gamma: float | Array,
-    beta: float | Array = 0.0,
-) -> tuple[Sequences, Array, tuple[()]]:
-    slot, env, found = draw(config, state.ring, key, *draw_args(parallelism, batch_size))
-    return read(config, state, slot, env, gamma), found.astype(jnp.float32), ()
-
-
-def _sample_prioritized(
-    config: SequenceConfig,
-    parallelism: Parallelism,
-    state: State,
-    key: Key,
-    batch_size: int,
-    gamma: float | Array,
-    beta: float | Array = 1.0,
-) -> tuple[Sequences, Array, Index]:
-    assert state.priorities is not None, "`init` made them"
-    drawn = draw_by_priority(config.ring.num_envs, parallelism, state.priorities, key, batch_size, beta)
-    slot, env, weight, index = drawn
-    return read(config, state, slot, env, gamma), weight, index

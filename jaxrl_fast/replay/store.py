@@ -36,7 +36,7 @@ class Batches(NamedTuple):
     num: Array  # int32: the number of batches needed
 
 
-class Fetched(NamedTuple):
+class FramesAhead(NamedTuple):
     """The frames of one batch that were read ahead, in place of the state of a store."""
 
     frames: PyTree  # [P, ..., *frame] of the P places of a batch

@@ -30,9 +30,9 @@ def chosen(x: Array, action: Array) -> Array:
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, 0).sum(axis)
 
 
-def masked(logits: Array, mask: Array | tuple[()] = ()) -> Array:
-    """Return logits or action values [..., A] with FORBIDDEN where mask [..., A] is False; () masks nothing."""
-    return logits if isinstance(mask, tuple) else jnp.where(mask, logits, FORBIDDEN)
+def masked(logits: Array, mask: Array | None = None) -> Array:
+    """Return logits or action values [..., A] with FORBIDDEN where mask [..., A] is False; None masks nothing."""
+    return logits if mask is None else jnp.where(mask, logits, FORBIDDEN)
 
 
 class Categorical(NamedTuple):
@@ -114,7 +114,7 @@ class EpsilonGreedy(NamedTuple):
 
     value: Array  # [..., A], FORBIDDEN where masked
     epsilon: float | Array  # [...]
-    mask: Array | tuple[()] = ()  # [..., A] bool; (): all actions are allowed
+    mask: Array | None = None  # [..., A] bool; None: all actions are allowed
 
     def sample(self, key: Key) -> Array:
         """Sample actions, int32 [...]."""
@@ -126,7 +126,7 @@ class EpsilonGreedy(NamedTuple):
         The first number decides whether the action is random; the second selects the random action.
         """
         coin, which = noise
-        if isinstance(self.mask, tuple):
+        if self.mask is None:
             num_actions = self.value.shape[-1]
             anything = jnp.minimum((which * num_actions).astype(jnp.int32), num_actions - 1)
         else:

@@ -93,14 +93,14 @@ def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Ar
     return join_frames(jax.tree.map(gather, kept))
 
 
-def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | tuple[()]]:
+def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | None]:
     """Return a rollout's observations [T, N, ...] in the form that minibatches have, and the frames for `decode`.
 
     If the rollout has a `CompressedStack`, the form is the number of the stack; otherwise it is the observation.
     """
     obs = rollout.steps.obs
     if num_frames <= 1:
-        return obs, ()
+        return obs, None
     num_steps, num_envs = obs.same.shape
     older = num_frames - 1  # rows before the first one: they hold the older frames of its stack
     unstack = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], num_frames, -1), -2, 0)[:-1]
@@ -109,10 +109,12 @@ def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | 
     return jnp.arange(num_steps * num_envs).reshape(num_steps, num_envs), Frames(frames, age)
 
 
-def decode(num_frames: int, frames: Frames | tuple[()], rows: PyTree) -> PyTree:
+def decode(frames: Frames | None, rows: PyTree) -> PyTree:
     """Return the observations [..., *shape] of rows [...] that `encode_rollout` returned."""
-    if not frames:
+    if frames is None:
         return rows
-    row, env = jnp.divmod(rows.reshape(-1), frames.age.shape[1])
-    stacks = gather_stacks(num_frames, frames.frames, frames.age[row, env], row + num_frames - 1, env)
+    (num_steps, num_envs), num_rows = frames.age.shape, len(jax.tree.leaves(frames.frames)[0])
+    older = num_rows - num_steps
+    row, env = jnp.divmod(rows.reshape(-1), num_envs)
+    stacks = gather_stacks(older + 1, frames.frames, frames.age[row, env], row + older, env)
     return jax.tree.map(lambda x: x.reshape(*rows.shape, *x.shape[1:]), stacks)

@@ -31,10 +31,10 @@ class Head:
         return SampleNoise(lambda key, num_steps, num_envs: draw(key, (num_steps, num_envs, size)), (self.law,))
 
     def init(self, log_std: float) -> PyTree:
-        """Return additional parameters, from a log standard deviation; () if there are none."""
-        return ()
+        """Return additional parameters, from a log standard deviation; None if there are none."""
+        return None
 
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Any:
+    def make(self, outputs: Array, params: PyTree, mask: Array | None = None) -> Any:
         """Return the distribution for outputs [..., num_outputs], additional parameters and an action mask."""
         raise NotImplementedError
 
@@ -46,14 +46,14 @@ class Head:
 class CategoricalHead(Head):
     """A Categorical with the outputs as logits."""
 
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Categorical:
+    def make(self, outputs: Array, params: PyTree, mask: Array | None = None) -> Categorical:
         return Categorical(masked(outputs, mask))
 
 
 class MultiCategoricalHead(Head):
     """A MultiCategorical with the outputs as logits."""
 
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> MultiCategorical:
+    def make(self, outputs: Array, params: PyTree, mask: Array | None = None) -> MultiCategorical:
         return MultiCategorical(masked(outputs, mask), self.space.nums)
 
 
@@ -71,7 +71,7 @@ class GaussianHead(Head):
     def init(self, log_std: float) -> PyTree:
         return jnp.full(self.space.shape, log_std, jnp.float32)
 
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+    def make(self, outputs: Array, params: PyTree, mask: Array | None = None) -> Gaussian | TanhGaussian:
         return self.distribution(outputs, jnp.broadcast_to(params, outputs.shape))
 
     def distribution(self, mean: Array, log_std: Array) -> Gaussian | TanhGaussian:
@@ -93,9 +93,9 @@ class StateGaussianHead(GaussianHead):
         return 2 * super().num_outputs
 
     def init(self, log_std: float) -> PyTree:
-        return ()
+        return None
 
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+    def make(self, outputs: Array, params: PyTree, mask: Array | None = None) -> Gaussian | TanhGaussian:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         return self.distribution(mean, log_std + self.offset)
 

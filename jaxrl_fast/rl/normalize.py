@@ -1,7 +1,7 @@
 """Compute means and variances, of some rows or of all rows so far, to normalize observations and to scale rewards.
 
 A row is a tree of arrays, such as an observation. Its statistics are the same tree with Stats in place of each array.
-An agent that does not normalize has the statistics ().
+An agent that does not normalize has the statistics None.
 
 Rows with mask False do not count, whatever values they have (even NaN). For observations and rewards the mask is
 `valid`: rows that were acted upon count, reset rows do not.
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.types import EnvSpec, PyTree, Rollout
+from jaxrl_fast.types import EnvSpec, PyTree, Rollout, Transition
 
 NOTHING = 1e-30  # the divisor if no row counts
 LARGEST = 1e15  # distance from the mean: the squares of larger ones do not fit into float32
@@ -49,6 +49,15 @@ def moments(x: Array, weight: Array, axis: int | tuple[int, ...] = -1) -> Moment
     mean_of = lambda rows: jnp.where(weight > 0, weight * rows, 0.0).sum(axis) / jnp.maximum(of_all, NOTHING)
     mean = mean_of(x)
     return Moments(of_all, mean, mean_of((x - jnp.expand_dims(mean, axis)) ** 2))
+
+
+def explained_variance(moments: Moments) -> Array:
+    """Return 1 - Var(target - value) / Var(target), f32 []; 1 is a perfect prediction, 0 as good as the mean.
+
+    `moments` [2] are the moments of targets and of advantages; an advantage is target - value.
+    """
+    variance, unexplained = moments.var
+    return jnp.where(variance > 0, 1 - unexplained / jnp.maximum(variance, 1e-8), 0)
 
 
 def pool(moments: PyTree, axis_name: str | None) -> PyTree:
@@ -109,12 +118,13 @@ def apply(stats: PyTree, x: PyTree, clip: float = CLIP, epsilon: float = EPSILON
 
     Without statistics, x does not change.
     """
-    return _map(partial(_apply, clip, epsilon), stats, x) if stats else x
+    return _map(partial(_apply, clip, epsilon), stats, x) if stats is not None else x
 
 
 def _map(function: Callable[[Stats, PyTree], PyTree], stats: PyTree, other: PyTree) -> PyTree:
     """Call a function with the Stats of each array and the same part of another tree."""
-    return jax.tree.map(function, stats, other, is_leaf=lambda x: isinstance(x, Stats)) if stats else ()
+    is_stats = lambda x: isinstance(x, Stats)
+    return None if stats is None else jax.tree.map(function, stats, other, is_leaf=is_stats)
 
 
 def _seen(mask: Array, stats: Stats, x: Array) -> Moments:
@@ -187,6 +197,16 @@ def update_reward(
 
     total, totals = jax.lax.scan(step, scale.total, (reward, last))
     return RewardScale(total, update(scale.stats, totals, valid, axis_name))
+
+
+def scale_rewards(
+    scale: RewardScale | None, steps: Transition, gamma: float | Array, axis_name: str | None = None
+) -> tuple[RewardScale | None, Array]:
+    """Return the scale after a rollout, and its rewards [T, N] divided by it; without a scale, its rewards."""
+    if scale is None:
+        return None, steps.reward
+    scale = update_reward(scale, steps.reward, steps.last, steps.valid, gamma, axis_name)
+    return scale, apply_reward(scale, steps.reward)
 
 
 def apply_reward(scale: RewardScale, reward: Array, clip: float = CLIP, epsilon: float = EPSILON) -> Array:

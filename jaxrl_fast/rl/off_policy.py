@@ -7,15 +7,16 @@ environments. Ratios are fractions, and counts are int32.
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxrl_fast.options.algorithm import OffPolicy
+from jaxrl_fast.options.algorithm import OffPolicy, as_fraction
 from jaxrl_fast.options.replay import Prioritized
+from jaxrl_fast.options.target import PeriodicAverage
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
@@ -29,13 +30,19 @@ class ReplayRatio(NamedTuple):
 
     ratio: Fraction  # gradient steps per environment step
     first_learning: int  # environment steps before the first gradient step
-    steps_per_update: int  # environment steps, on all shards
+    rollout_length: int  # T
+    num_envs: int = 1  # N, on all shards
+
+    @property
+    def steps_per_update(self) -> int:
+        """Return the environment steps of an update, on all shards."""
+        return self.rollout_length * self.num_envs
 
 
 class Counts(NamedTuple):
     """The counts that are carried over between updates."""
 
-    grad_step_debt: Array  # int32: gradient steps due, in units of 1 / ratio.denominator
+    grad_step_remainder: Array  # int32: the part of a gradient step that is due, in units of 1 / ratio.denominator
     steps_since_target_update: Array  # int32: environment steps, in units of 1 / ratio.numerator
 
 
@@ -69,45 +76,34 @@ class Draws(NamedTuple):
 # sums or rows of weighted numbers, and "weight" is that of the rows.
 Step = Callable[[PyTree, Array, Key, PyTree, Counts], tuple[PyTree, PyTree, Counts, Metrics]]
 
-# Begins to read the batches of all steps: (buffer, draws) -> the buffer of step i.
-ReadAhead = Callable[[PyTree, Draws], Callable[[Array], PyTree]]
 
-
-def learn(
-    schedule: ReplayRatio,
-    parallelism: Parallelism,
-    step: Step,
-    state: State,
-    changes_buffer: bool,
-    key: Key,
-    read_ahead: ReadAhead | None = None,
-) -> tuple[State, Metrics]:
+def learn(context: Any, step: Step, state: State, key: Key) -> tuple[State, Metrics]:
     """Make the gradient steps that are due after a rollout was added to the replay buffer.
 
-    Returns metrics: for each metric of a step, its weighted mean times the number of steps, and that number. With
-    `changes_buffer`, a step changes the buffer (priorities). Otherwise the buffer stays out of the loop, and all
-    batches may be read before the first step. The first key of each step must be the key that draws its batch.
+    `context` has the algorithm's `config`, `parallelism`, `replay` and `ratio`. Returns metrics: for each metric of a
+    step, its weighted mean times the number of steps, and that number. Only a buffer with priorities is changed by the
+    steps. Any other stays out of their loop, and all batches may be read before the first step. The first key of each
+    step must be the key that draws its batch.
     """
-    num_steps, counts = num_grad_steps_due(schedule, state.counts, num_env_steps(schedule, state))
-    max_steps = max_grad_steps(schedule)
-    if read_ahead:
-        assert not changes_buffer, "the draws depend on the steps before"
+    num_steps, counts = num_grad_steps_due(context.ratio, state.counts, num_env_steps(context.ratio, state))
+    max_steps = max_grad_steps(context.ratio)
+    buffer_of: Callable[[Array], PyTree] = lambda i: state.replay
+    if context.replay.read_ahead:
         keys = split_for_steps(jax.random.clone(key), max_steps)[:, 0]  # a step draws the same again
-        buffer_of = read_ahead(state.replay, Draws(keys, num_steps))
+        buffer_of = context.replay.read_ahead(state.replay, Draws(keys, num_steps), context.config.batch_size)
 
-    def once(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:
-        learner, counts, *rest = changing
-        buffer = rest[0] if changes_buffer else buffer_of(rest[0]) if read_ahead else state.replay
+    def once(i: Array, changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:
+        learner, counts, changed = changing
+        buffer = buffer_of(i) if changed is None else changed
         learner, buffer, counts, metrics = step(buffer, state.num_updates, keys, learner, counts)
-        return (learner, counts, *([buffer] if changes_buffer else [i + 1 for i in rest])), metrics
+        return (learner, counts, None if changed is None else buffer), metrics
 
-    own = (state.replay,) if changes_buffer else (jnp.int32(0),) if read_ahead else ()
-    changing = (state.learner, counts, *own)
-    (learner, counts, *rest), sums = gradient_steps(num_steps, max_steps, once, changing, key)
-    sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), parallelism.grad_axis)
+    changing = state.learner, counts, state.replay if context.replay.update_priorities else None
+    (learner, counts, changed), sums = gradient_steps(num_steps, max_steps, once, changing, key)
+    sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), context.parallelism.grad_axis)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
     metrics = {f"{name}_sum": x * per_weight for name, x in sums.items()} | {"gradient_steps": num_steps}
-    buffer = rest[0] if changes_buffer else state.replay
+    buffer = state.replay if changed is None else changed
     return State(learner, buffer, counts, state.num_updates + 1), metrics
 
 
@@ -127,10 +123,10 @@ def num_grad_steps_due(schedule: ReplayRatio, counts: Counts, env_steps: Array) 
     `env_steps`: before that update. After s environment steps, floor(ratio * (s - first_learning)) gradient steps have
     been made in all.
     """
-    ratio, _, per_update = schedule
+    ratio, per_update = schedule.ratio, schedule.steps_per_update
     new = jnp.clip(env_steps + per_update - schedule.first_learning, 0, per_update)
-    debt = counts.grad_step_debt + ratio.numerator * new
-    return debt // ratio.denominator, counts._replace(grad_step_debt=debt % ratio.denominator)
+    due = counts.grad_step_remainder + ratio.numerator * new
+    return due // ratio.denominator, counts._replace(grad_step_remainder=due % ratio.denominator)
 
 
 def max_grad_steps(schedule: ReplayRatio) -> int:
@@ -139,11 +135,17 @@ def max_grad_steps(schedule: ReplayRatio) -> int:
     return (ratio.denominator - 1 + ratio.numerator * schedule.steps_per_update) // ratio.denominator
 
 
-def check_sizes(
-    config: OffPolicy, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, schedule: ReplayRatio
-) -> None:
-    """Raise ValueError if a batch does not fit the devices or the buffer."""
+def schedule_of(config: OffPolicy, spec: EnvSpec, parallelism: Parallelism) -> ReplayRatio:
+    """Return the schedule of gradient steps. Raise ValueError if sizes do not fit, or if it cannot be counted."""
     num_envs = spec.num_envs * parallelism.num_shards
+    schedule = ReplayRatio(config.ratio, config.first_learning(num_envs), config.length(num_envs), num_envs)
+    check_sizes(config, spec, parallelism, schedule)
+    check(schedule, config.target.interval if isinstance(config.target, PeriodicAverage) else 1)
+    return schedule
+
+
+def check_sizes(config: OffPolicy, spec: EnvSpec, parallelism: Parallelism, schedule: ReplayRatio) -> None:
+    """Raise ValueError if a batch does not fit the devices or the buffer."""
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
         raise ValueError(
@@ -165,17 +167,17 @@ def check_sizes(
             f"learning_starts: must be at most replay.size ({config.replay.size}), got {config.learning_starts}; "
             f"use {config.replay.size} or fewer"
         )
-    n_step = config.replay.n_step
+    n_step, rollout_length = config.replay.n_step, schedule.rollout_length
     num_rows = n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
     smallest = -(-num_rows // rollout_length) * schedule.steps_per_update
     if config.replay.size < smallest:
         raise ValueError(
             f"replay.size: must be at least {smallest} for n_step {n_step} and rollouts of {rollout_length} "
-            f"steps in each of {num_envs} environments, got {config.replay.size}; use {smallest} or more"
+            f"steps in each of {schedule.num_envs} environments, got {config.replay.size}; use {smallest} or more"
         )
 
 
-def check(schedule: ReplayRatio, target_update_interval: int, as_fraction: Callable[[float], Fraction]) -> None:
+def check(schedule: ReplayRatio, target_update_interval: int) -> None:
     """Raise ValueError if the replay ratio cannot be counted exactly in int32. Names the nearest one that can."""
     per_update = schedule.steps_per_update
     longest = max(per_update, target_update_interval)
@@ -198,21 +200,21 @@ def check(schedule: ReplayRatio, target_update_interval: int, as_fraction: Calla
 def gradient_steps(
     num_steps: Array,
     max_steps: int,
-    step: Callable[[PyTree, Key], tuple[PyTree, PyTree]],
+    step: Callable[[Array, PyTree, Key], tuple[PyTree, PyTree]],
     state: PyTree,
     key: Key,
 ) -> tuple[PyTree, PyTree]:
-    """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(state, keys [2])` -> (state, metrics).
+    """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(i, state, keys [2])` -> (state, metrics).
 
     Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few.
     """
     keys = split_for_steps(key, max_steps)
     one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, state, one)[1])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, jnp.int32(0), state, one)[1])
 
     def once(i: Array, so_far: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         state, sums = so_far
-        state, metrics = step(state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot infer
+        state, metrics = step(i, state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot infer
         return state, jax.tree.map(jnp.add, sums, metrics)
 
     sums: tuple[PyTree, PyTree] = jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))

@@ -6,9 +6,10 @@ import optax
 from jax import Array
 
 from jaxrl_fast.options.declare import Part
-from jaxrl_fast.options.optimizer import Adam, Linear
+from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, Linear
 from jaxrl_fast.types import MAX_FLAT, PyTree
 
+LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of `adapt_lr`: the factor of a change, and the bounds of the rate
 KINDS = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}
 
 
@@ -46,6 +47,18 @@ def schedule_of(learning_rate: float | Array, options: Part, num_steps: int) -> 
         raise ValueError(f"total_steps: must give at most {2**31 - 1} gradient steps, got {num_steps}; use fewer steps")
     schedule = optax.linear_schedule(learning_rate, 0.0 if isinstance(options, Linear) else learning_rate, num_steps)
     return lambda count: jnp.maximum(schedule(count), 0)  # rounding may make the last value negative
+
+
+def adapt_lr(options: AdaptiveKL, learning_rate: float | Array, scale: Array, approx_kl: Array) -> Array:
+    """Return the next scale of the learning rate, f32 [], from the KL divergence of the policy from that before.
+
+    It falls if the divergence exceeds twice its target, and rises if the divergence is below half of its target. The
+    rate stays in LR_RANGE, which is extended to include the configured rate.
+    """
+    target = options.target
+    factor = jnp.where(approx_kl > 2 * target, 1 / LR_FACTOR, jnp.where(approx_kl < target / 2, LR_FACTOR, 1.0))
+    low, high = (bound / learning_rate for bound in LR_RANGE)
+    return jnp.clip(scale * factor, jnp.minimum(low, 1.0), jnp.maximum(high, 1.0))
 
 
 def _worth_flattening(tree: PyTree) -> bool:

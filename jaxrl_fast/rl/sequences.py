@@ -54,8 +54,8 @@ def recompute(
 
 
 def after_burn_in(
-    unroll: Unroll, obs: PyTree, carry: PyTree, reset: Array | tuple[()], burn_in: int
-) -> tuple[PyTree, PyTree, Array | tuple[()]]:
+    unroll: Unroll, obs: PyTree, carry: PyTree, reset: Array | None, burn_in: int
+) -> tuple[PyTree, PyTree, Array | None]:
     """Return observations and resets [B, L, ...] without the first `burn_in` steps, and the carry after these [B, ...].
 
     The carry is the second result. No gradient flows into the burn-in (Kapturowski et al. 2019, section 3). Without a

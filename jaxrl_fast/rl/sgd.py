@@ -1,43 +1,61 @@
 """Run minibatch SGD in several epochs over the rows of one rollout: all steps at once, or a few at a time."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.options.algorithm import OnPolicy
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import minibatch, normalize
-from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.rl.frame_stack import Frames, decode
+from jaxrl_fast.types import GradientSteps, Key, Metrics, Parallelism, PyTree, Rollout
+
+
+class UpdateBatch(NamedTuple):
+    """The data of an update."""
+
+    learner: PyTree  # the variables that gradient steps change
+    rows: Any  # [num_rows, ...], each with a `weight`, 0 for rows that do not count; or sequences, with a `weight` [L]
+    frames: Frames | None = None  # the frames from which the rows' `obs` are built, if they are stored as frames
+    state: PyTree = None  # of the agent after the update, but for the changes by gradient steps and `moments`
+    moments: PyTree = None  # Moments of this shard's rows, which are pooled over all shards
 
 
 class Epochs(NamedTuple):
-    """The settings for training on rows [num_rows, ...], each with a `weight`: 0 for rows that do not count.
-
-    A row may be a sequence of L steps, with a `weight` [L].
-    """
+    """Training on the rows of a rollout, as functions of an agent's state S."""
 
     num_epochs: int
     num_minibatches: int
     axis_name: str | None  # of the devices that share a minibatch
+    num_grad_workers: int  # cores that have all rows and split every minibatch
+    prepare: Callable[[PyTree, Rollout], UpdateBatch]
     gradient_step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]  # (learner, rows [B]) to learner and metrics
+    # (batch, learner, sums of the steps' metrics, moments of all shards) to S and metrics
+    finalize: Callable[[UpdateBatch, PyTree, PyTree, PyTree], tuple[PyTree, Metrics]]
     standardize_field: str = ""  # the field that gets mean 0 and standard deviation 1 in each minibatch
-    num_grad_workers: int = 1  # cores that have all rows and split every minibatch
 
 
-def run(
-    epochs: Epochs, learner: PyTree, rows: Any, key: Key, extra_moments: PyTree = ()
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Return the learner after all epochs, the sums of the steps' metrics, and `extra_moments` pooled over all shards.
+def epochs_of(
+    config: OnPolicy, parallelism: Parallelism, functions: tuple[Any, Any, Any], standardize_field: str = ""
+) -> Epochs:
+    """Return the training that an algorithm's options describe, with its `prepare`, `gradient_step` and `finalize`."""
+    sizes = config.num_epochs, config.num_minibatches, parallelism.axis_name, parallelism.num_grad_workers
+    return Epochs(*sizes, *functions, standardize_field)
 
-    Gradient steps change the learner only; `extra_moments` is a tree of Moments of this shard's rows. The rows of an
-    epoch are gathered at once, which is faster if there are few.
+
+def update(epochs: Epochs, state: PyTree, rollout: Rollout, key: Key) -> tuple[PyTree, Metrics]:
+    """Learn from a rollout in several epochs of minibatches. Return the agent's state and metrics.
+
+    The rows of an epoch are gathered at once, which is faster if there are few.
     """
-    epoch = lambda learner, plan: _train_on(epochs, learner, rows, plan)
-    plan, extra_moments = _plan(epochs, rows, key, extra_moments)
-    learner, metrics = jax.lax.scan(epoch, learner, plan)
-    return learner, jax.tree.map(jnp.sum, metrics), extra_moments
+    batch = epochs.prepare(state, rollout)
+    plan, moments = _plan(epochs, batch, key)
+    learner, metrics = jax.lax.scan(partial(_train_on, epochs, batch), batch.learner, plan)
+    return epochs.finalize(batch, learner, jax.tree.map(jnp.sum, metrics), moments)
 
 
 class MinibatchPlan(NamedTuple):
@@ -50,53 +68,42 @@ class MinibatchPlan(NamedTuple):
 class PartialUpdate(NamedTuple):
     """An update of which some gradient steps have been made."""
 
-    update_batch: Any
+    batch: UpdateBatch
     plan: MinibatchPlan  # [steps, B]: the rows of each step
     learner: PyTree
     sums: PyTree  # of metrics
-    extra_moments: PyTree  # Moments of all shards' rows
+    moments: PyTree  # of all shards' rows
 
 
-def incremental_update(
-    num_steps: int,
-    prepare: Callable[[PyTree, Rollout], Any],
-    epochs_of: Callable[[Any], Epochs],
-    finalize: Callable[[Any, PyTree, PyTree, PyTree], tuple[PyTree, Metrics]],
-) -> GradientSteps:
-    """Return the update of `run` in parts, a few gradient steps at a time.
-
-    `prepare` makes a batch from an agent's state S and a rollout, with the `rows`, `learner` and `moments` of `run`.
-    `finalize` makes the next S from that batch and the results of `run`.
-    """
+def incremental_update(epochs: Epochs) -> GradientSteps:
+    """Return `update` in parts, a few gradient steps at a time."""
 
     def start(state: PyTree, rollout: Rollout, key: Key) -> PartialUpdate:
-        update_batch = prepare(state, rollout)
-        epochs = epochs_of(update_batch)
-        plan, extra_moments = _plan(epochs, update_batch.rows, key, update_batch.moments)
+        batch = epochs.prepare(state, rollout)
+        plan, moments = _plan(epochs, batch, key)
         plan = minibatch.flatten(plan)
-        once = lambda learner, plan: _train_on(epochs, learner, update_batch.rows, plan)
-        _, metrics = jax.eval_shape(once, update_batch.learner, jax.tree.map(lambda x: x[:1], plan))
+        first = jax.tree.map(lambda x: x[:1], plan)
+        _, metrics = jax.eval_shape(partial(_train_on, epochs, batch), batch.learner, first)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics)
-        return PartialUpdate(update_batch, plan, update_batch.learner, nothing, extra_moments)
+        return PartialUpdate(batch, plan, batch.learner, nothing, moments)
 
     def take(update: PartialUpdate, first: int | Array, last: int | Array) -> PartialUpdate:
-        update_batch, plan, *so_far, extra_moments = update
-        epochs = epochs_of(update_batch)
+        def step(i: Array, so_far: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            learner, sums = so_far
+            plan = jax.tree.map(lambda x: x[i][None], update.plan)
+            learner, metrics = _train_on(epochs, update.batch, learner, plan)
+            return learner, jax.tree.map(lambda total, x: total + x[0], sums, metrics)
 
-        def step(i: Array, so_far: list[Any]) -> list[Any]:
-            learner, metrics = _train_on(epochs, so_far[0], update_batch.rows, jax.tree.map(lambda x: x[i][None], plan))
-            return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
+        learner, sums = jax.lax.fori_loop(first, last, step, (update.learner, update.sums))
+        return update._replace(learner=learner, sums=sums)
 
-        learner, sums = jax.lax.fori_loop(first, last, step, so_far)
-        return PartialUpdate(update_batch, plan, learner, sums, extra_moments)
-
-    finish = lambda update: finalize(update.update_batch, update.learner, update.sums, update.extra_moments)
-    return GradientSteps(num_steps, start, take, finish)
+    finish = lambda update: epochs.finalize(update.batch, update.learner, update.sums, update.moments)
+    return GradientSteps(epochs.num_epochs * epochs.num_minibatches, start, take, finish)
 
 
-def _train_on(epochs: Epochs, learner: PyTree, rows: Any, plan: MinibatchPlan) -> tuple[PyTree, PyTree]:
+def _train_on(epochs: Epochs, batch: UpdateBatch, learner: PyTree, plan: MinibatchPlan) -> tuple[PyTree, PyTree]:
     """Make one gradient step on each minibatch [K, B], with weights that sum to 1; metrics are [K]."""
-    batches = minibatch.gather_rows(rows, collectives.local_rows(plan.order, epochs.num_grad_workers, axis=1))
+    batches = minibatch.gather_rows(batch.rows, collectives.local_rows(plan.order, epochs.num_grad_workers, axis=1))
     count, mean, var = (x.reshape(-1, *(1,) * (batches.weight.ndim - 1)) for x in plan.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
     if name := epochs.standardize_field:
@@ -104,11 +111,13 @@ def _train_on(epochs: Epochs, learner: PyTree, rows: Any, plan: MinibatchPlan) -
         # The only row of a minibatch is its mean: standardized it would be 0, and nothing would be learned from it.
         x = jnp.where(count > 1, (x - mean) / (jnp.sqrt(var) + 1e-8), x)
         batches = batches._replace(**{name: x})
-    return jax.lax.scan(epochs.gradient_step, learner, batches)
+    decoded = lambda rows: rows if batch.frames is None else rows._replace(obs=decode(batch.frames, rows.obs))
+    return jax.lax.scan(lambda learner, rows: epochs.gradient_step(learner, decoded(rows)), learner, batches)
 
 
-def _plan(epochs: Epochs, rows: Any, key: Key, extra_moments: PyTree) -> tuple[MinibatchPlan, PyTree]:
-    """Return the minibatches of all epochs, [epochs, K, B]. Moments are pooled over shards in one exchange."""
+def _plan(epochs: Epochs, batch: UpdateBatch, key: Key) -> tuple[MinibatchPlan, PyTree]:
+    """Return the minibatches of all epochs, [epochs, K, B], and the moments pooled over shards in one exchange."""
+    rows = batch.rows
 
     def plan(key: Key) -> MinibatchPlan:
         order = minibatch.assign(key, len(rows.weight), epochs.num_minibatches)
@@ -116,5 +125,5 @@ def _plan(epochs: Epochs, rows: Any, key: Key, extra_moments: PyTree) -> tuple[M
         return MinibatchPlan(order, normalize.moments(*(x.reshape(len(x), -1) for x in (x, weight))))
 
     order, moments = jax.lax.map(plan, jax.random.split(key, epochs.num_epochs))
-    moments, extra_moments = normalize.pool((moments, extra_moments), epochs.axis_name)
-    return MinibatchPlan(order, moments), extra_moments
+    moments, pooled = normalize.pool((moments, batch.moments), epochs.axis_name)
+    return MinibatchPlan(order, moments), pooled

@@ -51,7 +51,7 @@ class Head(heads.GaussianHead):
     def init(self, log_std: float) -> PyTree:
         return jnp.full((self.num_features, *self.space.shape), log_std, jnp.float32)
 
-    def make(self, outputs: Array, params: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+    def make(self, outputs: Array, params: PyTree, mask: Array | None = None) -> Gaussian | TanhGaussian:
         mean, features = outputs[..., : self.num_outputs], outputs[..., self.num_outputs :]
         features = jax.lax.stop_gradient(features)
         return self.distribution(mean, 0.5 * jnp.log(features**2 @ jnp.exp(2 * params) + EPSILON))

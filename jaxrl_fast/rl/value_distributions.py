@@ -95,7 +95,7 @@ def mean(form: ValueHead | CustomHead, output: Array) -> Array:
     return output if form.kind == "mean" else from_outputs(form, output).mean
 
 
-def least(form: ValueHead | CustomHead, output: Array) -> Atoms:
+def minimum(form: ValueHead | CustomHead, output: Array) -> Atoms:
     """Return the atoms [B, K] of outputs [C, B (, M)]: in each row, the output with the lowest mean of the C.
 
     This is the minimum of clipped double Q-learning (Fujimoto et al. 2018, eq. 10), for distributions as in FastTD3

@@ -142,7 +142,7 @@ def _random_action(spec: Any, noise: Any, mask: Any) -> Any:
 
     if isinstance(spec.action, Box):
         return (2 * noise - 1).reshape(len(noise), *spec.action.shape)
-    scores = noise if isinstance(mask, tuple) else jnp.where(mask, noise, -1.0)  # the largest is chosen
+    scores = noise if mask is None else jnp.where(mask, noise, -1.0)  # the largest is chosen
     if isinstance(spec.action, Discrete):
         return jnp.argmax(scores, axis=1).astype(jnp.int32)
     parts = jnp.split(scores, np.cumsum(spec.action.nums)[:-1], axis=1)

@@ -74,9 +74,9 @@ class TimeStep(NamedTuple):
     reward: Array  # [N] f32, as the environment returns it
     discount: Array  # [N] f32: 0 where the state is terminal, else 1 (also where the episode is truncated)
     last: Array  # [N] bool: the episode is over
-    score: EpisodeScore | tuple[()] = ()  # (): the score is computed from reward and last
-    action_mask: PyTree = ()  # [N, num_outputs] bool: which actions are allowed; (): all are
-    failed: Array | tuple[()] = ()  # [N] bool: the step gave nothing to learn from (quarantine); (): none can
+    score: EpisodeScore | None = None  # None: the score is computed from reward and last
+    action_mask: Array | None = None  # [N, num_outputs] bool: which actions are allowed; None: all are
+    failed: Array | None = None  # [N] bool: the step gave nothing to learn from (quarantine); None: none can
 
 
 class View(NamedTuple):
@@ -120,15 +120,15 @@ class PolicyInput(NamedTuple):
     """The input of a policy: the parts of N time steps that it may depend on."""
 
     obs: PyTree  # [N, ...]
-    action_mask: PyTree = ()  # [N, num_outputs] bool, or ()
+    action_mask: Array | None = None  # [N, num_outputs] bool; None: all actions are allowed
 
 
 class Decision(NamedTuple):
     """The output of a policy for N environments."""
 
     action: Array  # [N, ...]
-    carry: PyTree = ()  # [N, ...] recurrent state for its next step
-    extras: PyTree = ()  # [N, ...] data of this step that `update` requires
+    carry: PyTree = ()  # [N, ...] recurrent state for its next step; (): none
+    extras: PyTree = None  # [N, ...] data of this step that `update` requires
 
 
 class Transition(NamedTuple):
@@ -141,7 +141,7 @@ class Transition(NamedTuple):
     last: Array  # [T, N] bool
     valid: Array  # [T, N] bool: False where the action was ignored, so that the row must not be learned from
     extras: PyTree  # [T, N, ...]
-    action_mask: PyTree = ()  # [T, N, num_outputs] bool of the observation acted upon, or ()
+    action_mask: Array | None = None  # [T, N, num_outputs] bool of the observation acted upon
 
 
 class Rollout(NamedTuple):
@@ -150,8 +150,8 @@ class Rollout(NamedTuple):
     steps: Transition  # [T, N, ...]
     next_obs: PyTree  # [N, ...] after the last step: bootstrap from here
     carry: PyTree  # [N, ...] the policy's recurrent state before the first step
-    first_obs: PyTree = ()  # [N, ...] of the first step, uncompressed
-    next_action_mask: PyTree = ()  # [N, num_outputs] bool after the last step, or ()
+    first_obs: PyTree = None  # [N, ...] of the first step, uncompressed
+    next_action_mask: Array | None = None  # [N, num_outputs] bool after the last step
 
 
 class GradientSteps(NamedTuple):
@@ -206,11 +206,9 @@ class Agent(NamedTuple):
     exploit: Callable[[PyTree, PolicyInput, PyTree, PyTree], Decision]  # the same, while evaluating
     update: Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]
     rollout_length: int  # T
-    sample_noise: Callable[[Key, int, int], PyTree] = (
-        split_keys  # (key, T, N) to noise for T decisions, [T, ...]; a SampleNoise names laws
-    )
-    initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode
-    policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with () for parts that acting does not use
+    sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N) to noise for T decisions, [T, ...]
+    initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode; (): none
+    policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with None for parts that acting ignores
     parameters: Callable[[PyTree], PyTree] = lambda state: state  # S to the parts that are learned and must stay finite
     learning: Learning = Learning()
     players: AgentPlayers = AgentPlayers()

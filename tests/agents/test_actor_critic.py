@@ -228,8 +228,8 @@ def test_number_of_gradient_steps_follows_replay_ratio(num_envs, ratio):
         optimizer = learner.optimizer._replace(critic=(count,))
         return learner._replace(optimizer=optimizer), buffer, counts, {"weight": jnp.ones(1)}
 
-    optimizer = actor_critic.Params((), (Counter(jnp.int32(0)),))
-    init = lambda context, key: actor_critic.Learner((), (), optimizer)
+    optimizer = actor_critic.Params(None, (Counter(jnp.int32(0)),))
+    init = lambda context, key: actor_critic.Learner(None, None, optimizer)
     agent = actor_critic.make_agent(context, init, None, None, gradient_step)
     update, state, made = jax.jit(agent.update), agent.init(jax.random.key(0)), []
     for u in range(6):
@@ -358,7 +358,7 @@ def test_each_critic_is_trained_and_critics_differ(algo):
 def test_init_copies_parameters_to_target_networks(algo):
     learner = compiled(algo).init(jax.random.key(0)).learner
     assert same_bits(learner.params.critic, learner.target_params.critic)
-    assert same_bits(learner.params.actor if algo == "td3" else (), learner.target_params.actor)
+    assert same_bits(learner.params.actor if algo == "td3" else None, learner.target_params.actor)
 
 
 @each_rule
@@ -406,9 +406,9 @@ def test_zeroing_transform_leaves_all_parameters_unchanged(algo):
     delay = {} if algo == "sac" else dict(policy_delay=1)
     context = tables_of(algo, transform=optax.scale(0.0), **delay)
     actor = np.full((4, 2 if algo == "sac" else 1), 0.3)
-    temperature = jnp.float32(0.5) if algo == "sac" else ()
+    temperature = jnp.float32(0.5) if algo == "sac" else None
     critic = critic_tables(np.ones((2, 4)), 2.0)
-    targets = () if algo == "sac" else actor
+    targets = None if algo == "sac" else actor
     learner = learner_of(context, actor, critic, targets, log_temperature=temperature)
     buffer = buffer_of(context, range(4), [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], [1] * 4, [0] * 4, [1] * 4)
     step = jax.jit(partial(RULES[algo].gradient_step, context))

@@ -151,7 +151,8 @@ def test_network_config_options_reach_network(algo, options):
         return [(e.primitive.name, *(x.aval for x in e.outvars)) for e in found]
 
     context = agent.explore.args[0]
-    assert computed(context.actor if algo in CONTINUOUS else context.network) == computed(wanted)
+    network = context.policy.network if algo == "ppo" else context.actor if algo in CONTINUOUS else context.network
+    assert computed(network) == computed(wanted)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def target_of(algo, output, **options):
     """The target of one row with reward 1/2 and discount 0.9, from the critics' outputs [C, M] at (s', 0)."""
     context = tables_of(algo, num_critics=len(output), **options)
     actor = np.zeros((1, 2 if algo == "sac" else 1))
-    learner = learner_of(context, actor, critic_tables([[0.0]] * len(output)), () if algo == "sac" else actor)
+    learner = learner_of(context, actor, critic_tables([[0.0]] * len(output)), None if algo == "sac" else actor)
     batch = sample_of([0], [0], [0.5], [0.9], [0])
     keys = (jax.random.key(0),) if algo == "sac" else ()
     rule = {"sac": sac, "td3": td3}[algo]
@@ -225,7 +225,7 @@ def test_crossq_update_matches_plain_program():
     for i in range(2):
         found = [(layers[f"BatchRenorm_{j}"]["mean"][i], layers[f"BatchRenorm_{j}"]["var"][i]) for j in range(2)]
         assert_close(found, list(stats[i]))
-    assert after.learner.target_params == actor_critic.Params((), ())
+    assert after.learner.target_params == actor_critic.Params(None, None)
 
 
 @pytest.mark.slow

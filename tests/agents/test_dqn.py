@@ -187,11 +187,11 @@ def test_n_step_targets_match_rlax(rlax, n_step):
 def test_c51_loss_matches_rlax(rlax, double):
     learner, batch = problem(3, 11)
     context = context_of(num_actions=3, value="c51", atoms=11, v_min=-2.0, v_max=2.0, double=double)
-    support = value_distributions.support(context.value_head)
+    support = value_distributions.support(context.rule.head)
     now, following = values_at(learner.params, batch.obs), values_at(learner.target_params, batch.next_obs)
     shared = support, now, batch.action, batch.reward, batch.discount, support, following
     if double:
-        chooser = value_distributions.mean(context.value_head, values_at(learner.params, batch.next_obs))
+        chooser = value_distributions.mean(context.rule.head, values_at(learner.params, batch.next_obs))
         axes = None, 0, 0, 0, 0, None, 0, 0
         expected = jax.vmap(rlax.categorical_double_q_learning, axes)(*shared, chooser)
     else:
@@ -265,7 +265,7 @@ def test_munchausen_target_matches_equation_1(distribution, double):
         bonus=dict(kind="munchausen", temperature=temperature, alpha=alpha, clip=clip),
     )  # fmt: skip
     learner, batch = problem(3) if distribution == "mean" else problem(3, 5)
-    look = lambda table, obs: np.asarray(value_distributions.mean(context.value_head, values_at(table, obs)), float)
+    look = lambda table, obs: np.asarray(value_distributions.mean(context.rule.head, values_at(table, obs)), float)
     now, following = look(learner.target_params, batch.obs), look(learner.target_params, batch.next_obs)
     chooser = look(learner.params, batch.next_obs) if double else following
     goal = dqn.td_target(context, learner, batch, (), ())
@@ -334,8 +334,7 @@ def test_make_counts_environment_steps_of_all_shards(
     context = make(num_envs=num_envs, num_shards=num_shards, **config).update.args[0]
     num_envs *= num_shards
     first = max(learning_starts, (n_step + 1) * num_envs)
-    assert context.num_envs == num_envs
-    assert context.ratio == off_policy.ReplayRatio(Fraction(str(ratio)), first, rollout_length * num_envs)
+    assert context.ratio == off_policy.ReplayRatio(Fraction(str(ratio)), first, rollout_length, num_envs)
 
 
 @pytest.mark.slow
@@ -562,7 +561,7 @@ def learn(env, num_updates=200, seed=0, **config):
 
     def answer(obs):
         obs = jnp.float32(obs)
-        value = value_distributions.mean(context.value_head, context.network.apply(state.agent.learner.params, obs))
+        value = value_distributions.mean(context.rule.head, context.network.apply(state.agent.learner.params, obs))
         return np.asarray(value), np.asarray(agent.exploit(state.agent, PolicyInput(obs), (), None).action)
 
     return answer

@@ -37,7 +37,7 @@ def test_ppo_advantages_values_and_loss_match_loop_per_environment(length):
     agent = make_agent(ppo, env, sequence_length=length, normalize_advantage=False, entropy_coef=0.1)
     context = agent.explore.args[0]
     state, rollout = state_and_rollout(agent, env)
-    params, unroll = state.params["network"], jax.jit(context.network.unroll)
+    params, unroll = state.params["network"], jax.jit(context.policy.network.unroll)
     update = jax.jit(partial(ppo.prepare, context))(state, rollout)
     steps, num_steps, num_envs = rollout.steps, *rollout.steps.reward.shape
     values, logits = np.zeros((num_steps + 1, num_envs)), np.zeros((num_steps, num_envs, 2))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.options.declare import configure
-from jaxrl_fast.options.optimizer import Linear
+from jaxrl_fast.options.optimizer import AdaptiveKL, Linear
 from jaxrl_fast.rl import distributions, normalize, optim, sgd
 from jaxrl_fast.types import Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes, slow
@@ -33,7 +33,7 @@ def learn(env, num_updates, seed=0, **config):
 def value(agent, state, obs):
     context = agent.explore.args[0]
     obs = normalize.apply(state.observations, jnp.asarray(obs, jnp.float32))
-    return np.asarray(context.network.critic(state.params["network"], obs))
+    return np.asarray(context.policy.network.critic(state.params["network"], obs))
 
 
 def greedy_action(agent, state, obs):
@@ -150,7 +150,7 @@ def test_loss_matches_equation_9(clip_vloss):
     agent, context = built(clip_vloss=clip_vloss)
     state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
     total, metrics = jax.jit(partial(ppo.loss, context))(state.params, batch)
-    logits, values = map(np.asarray, context.network.both(state.params["network"], batch.obs))
+    logits, values = map(np.asarray, context.policy.network.both(state.params["network"], batch.obs))
     expected = dict(policy_loss=0.0, value_loss=0.0, entropy=0.0, approx_kl=0.0, clip_fraction=0.0)
     for b, weight in enumerate(np.asarray(batch.weight)):
         new = np.exp(logits[b]) / np.exp(logits[b]).sum()
@@ -234,9 +234,9 @@ def standardized(num_shards):
     def run(advantage, weight):
         rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # `value` keeps the advantages from before
         look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
-        how = sgd.Epochs(2, 3, "shards", look, standardize_field="advantage")
-        plan, _ = sgd._plan(how, rows, jax.random.key(0), ())
-        return jax.vmap(lambda plan: sgd._train_on(how, (), rows, plan)[1])(plan)
+        how, batch = sgd.Epochs(2, 3, "shards", 1, None, look, None, "advantage"), sgd.UpdateBatch((), rows)
+        plan, _ = sgd._plan(how, batch, jax.random.key(0))
+        return jax.vmap(lambda plan: sgd._train_on(how, batch, (), plan)[1])(plan)
 
     return jax.jit(jax.vmap(run, axis_name="shards"))
 
@@ -301,7 +301,7 @@ def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explai
     """
     agent, context = built(gamma=0.0)
     context = context._replace(
-        network=context.network._replace(critic=lambda params, obs: obs[..., 0]),
+        policy=context.policy._replace(network=context.policy.network._replace(critic=lambda params, obs: obs[..., 0])),
         parallelism=Parallelism("shards", num_shards),
     )
     rng = np.random.default_rng(0)
@@ -317,7 +317,8 @@ def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explai
 
     def report(steps):
         batch = ppo.prepare(context, state, Rollout(steps, steps.obs[0], ()))
-        _, moments = sgd._plan(ppo.epochs_of(context, batch), batch.rows, jax.random.key(0), batch.moments)
+        epochs = sgd.epochs_of(context.config, context.parallelism, (None, None, None))
+        _, moments = sgd._plan(epochs, batch, jax.random.key(0))
         return ppo.finalize(context, batch, batch.learner, ({}, jnp.float32(1)), moments)[1]["explained_variance"]
 
     deal = lambda x: x.reshape(8, num_shards, -1, *x.shape[2:])
@@ -351,8 +352,7 @@ def test_initial_policy_has_log_std_of_option(log_std):
     spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), types.Box((3,)), 2)
     agent = ppo.make(configure(ppo.Config, rollout_length=8, hidden_sizes=(8,), log_std_init=log_std), spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
-    context = agent.explore.args[0]
-    pi, *_ = ppo.policy(context, context.network.step, state, PolicyInput(jnp.ones((2, 4))), ())
+    pi = agent.explore(state, PolicyInput(jnp.ones((2, 4))), (), jnp.zeros((2, 3))).extras
     np.testing.assert_allclose(pi.log_prob(pi.mode()), -3 * (log_std + 0.5 * np.log(2 * np.pi)), rtol=1e-5)
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(1), 1, 20_000))
     inputs = PolicyInput(jnp.ones((20_000, 4)))
@@ -372,7 +372,7 @@ def test_explore_and_exploit_normalize_observations(action):
     state = jax.jit(normalizing.init)(jax.random.key(0))
     state = state._replace(params=jax.tree.map(lambda x: 30 * x, state.params))  # so that actions differ
     stats = state.observations._replace(mean=jnp.full(4, 100.0), var=jnp.full(4, 4.0), num_rows=jnp.float32(1000))
-    state, without = state._replace(observations=stats), state._replace(observations=())
+    state, without = state._replace(observations=stats), state._replace(observations=None)
     standardized = jnp.asarray(np.random.default_rng(0).normal(size=(64, 4)), jnp.float32)
     raw = 100 + 2 * standardized
     noise = jax.tree.map(lambda x: x[0], normalizing.sample_noise(jax.random.key(1), 1, 64))
@@ -416,7 +416,7 @@ def count_adam_steps(optimizer):
     ],
 )
 def test_adapt_lr_changes_learning_rate_scale_by_measured_kl(approx_kl, scale, expected):
-    found = ppo.adapt_lr(0.01, 1e-3, jnp.float32(scale), jnp.float32(approx_kl))
+    found = optim.adapt_lr(AdaptiveKL(target=0.01), 1e-3, jnp.float32(scale), jnp.float32(approx_kl))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -527,8 +527,8 @@ def test_policy_option_chooses_distribution_of_actions(kind, squash):
     """A standard deviation is an output of the network, or a function of the 8 features that end its output."""
     agent, context = built(types.Box((2,)), policy=dict(kind=kind, squash=squash, log_std_init=-0.5))
     params = agent.init(jax.random.key(0)).params
-    output = context.network.act(params["network"], jnp.ones((4, 4)), ())[0]
-    found = context.head.make(output, params.get("log_std", ()))
+    output = context.policy.network.act(params["network"], jnp.ones((4, 4)), ())[0]
+    found = context.policy.head.make(output, params.get("log_std"))
     assert type(found) is (distributions.TanhGaussian if squash else distributions.Gaussian)
     more = np.asarray(output, float)[:, 2:]
     assert more.shape == (4, 2 if kind == "state_dependent" else 8)
@@ -541,7 +541,7 @@ def test_standard_deviation_of_simple_policies_is_parameter(policy, kind):
     agent, context = built(types.Box((2,)), policy=policy, log_std_init=-0.5)
     params = agent.init(jax.random.key(0)).params
     np.testing.assert_array_equal(params["log_std"], [-0.5, -0.5])
-    assert type(context.head.make(jnp.zeros((4, 2)), params["log_std"])) is getattr(distributions, kind)
+    assert type(context.policy.head.make(jnp.zeros((4, 2)), params["log_std"])) is getattr(distributions, kind)
 
 
 def test_prepare_keeps_pre_tanh_sample_of_squashed_action():
@@ -563,7 +563,8 @@ def test_kl_of_squashed_actions_is_accurate_when_tanh_rounds_to_one():
     actor = lambda params, obs: jnp.full((len(obs), 1), params)
     step = lambda params, obs, carry: (actor(params, obs), carry)
     unroll = lambda params, obs, carry, reset: ((actor(params, obs), jnp.zeros(len(obs))), carry)
-    context = context._replace(network=context.network._replace(step=step, act=step, unroll=unroll))
+    network = context.policy.network._replace(step=step, act=step, unroll=unroll)
+    context = context._replace(policy=context.policy._replace(network=network))
     obs, log_std = jnp.zeros((num_rows, 4)), jnp.full(1, np.log(std), jnp.float32)
     state = jax.jit(agent.init)(jax.random.key(0))._replace(params={"network": jnp.float32(12), "log_std": log_std})
     decision = ppo.explore(context, state, PolicyInput(obs), (), agent.sample_noise(jax.random.key(1), 1, num_rows)[0])
@@ -634,7 +635,7 @@ def test_custom_objective_replaces_loss():
     """An objective of values only changes the critic's parameters and not the actor's."""
 
     def objective(context, params, batch):
-        error = context.network.critic(params["network"], batch.obs) - batch.target
+        error = context.policy.network.critic(params["network"], batch.obs) - batch.target
         return (batch.weight * error**2).sum(), {"value_error": (batch.weight * jnp.abs(error)).sum()}
 
     env, config = probes.delayed_reward(4), configure(ppo.Config, rollout_length=8, hidden_sizes=(8,))

@@ -46,4 +46,4 @@ def test_dqn_restart_truncates_episodes_at_newest_row(kind):
     number = np.arange(32)[:, None] + np.zeros((1, 3), int)
     np.testing.assert_array_equal(after.valid, number != 7)
     np.testing.assert_array_equal(after.last, number == 6)
-    assert agent.policy_state(state).replay == ()
+    assert agent.policy_state(state).replay is None

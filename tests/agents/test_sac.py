@@ -48,7 +48,7 @@ def log_density(mean, log_std, x):
 @pytest.mark.parametrize(("mean", "log_std"), [(0.3, -1.0), (0.0, 0.5), (4.0, -0.5), (-5.0, -2.0)])
 def test_log_prob_matches_density_of_sampled_actions(mean, log_std):
     """The oracle is p(a) = phi(z) dz / da on a grid of noise z, also for |a| > 0.999. The density integrates to 1."""
-    context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[mean, log_std]]), ())
+    context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[mean, log_std]]), None)
     z = np.linspace(-6, 6, 4001)
     obs, noise = jnp.zeros((4001, 1)), jnp.float32(z)[:, None]
     pi = sac.policy(context, params.actor, obs)
@@ -77,7 +77,7 @@ def test_policy_clips_log_std():
 
 
 def test_greedy_action_is_tanh_of_policy_mean():
-    context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[0.5, 1.0]]), ())
+    context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[0.5, 1.0]]), None)
     np.testing.assert_allclose(sac.exploit(context, params, jnp.zeros((1, 1))), [[np.tanh(0.5)]], rtol=1e-6)
 
 
@@ -88,7 +88,7 @@ def target_of(context, learner, batch, noise):
     return jax.jit(partial(td_target, "sac", context))(learner, batch, jnp.float32(noise)[:, None], jax.random.key(0))
 
 
-def learner_with(context, value, target_value=None, slope=0.0, actor=None, log_temperature=()):
+def learner_with(context, value, target_value=None, slope=0.0, actor=None, log_temperature=None):
     """Without `actor`, the policy before the tanh is standard normal in all states."""
     critic = critic_tables(value, slope)
     num_states = critic["value"].shape[1]
@@ -103,7 +103,7 @@ def test_target_equals_hand_calculation(learned):
     # noise 1: x = 1, log pi = -.918939 - .5 - log(1 - tanh(1)^2) = -.551377; .5 + .9 * (2 + .275689) = 2.548120
     # discount 0: the reward alone, and no entropy
     context = tables_of("sac", learn_temperature=learned, temperature=0.9 if learned else 0.5)
-    log_temperature = jnp.log(jnp.float32(0.5)) if learned else ()
+    log_temperature = jnp.log(jnp.float32(0.5)) if learned else None
     learner = learner_with(context, [[0, 99], [0, 99]], [[0, 3], [0, 2]], log_temperature=log_temperature)
     batch = sample_of([0] * 3, [0] * 3, [0.5] * 3, [0.9, 0.9, 0], [1] * 3)
     found = target_of(context, learner, batch, [0, 1, 0])
@@ -252,8 +252,8 @@ def test_init_uses_temperature_option(learned):
     context = context._replace(critic=context.critic._replace(init=lambda key: critic_tables([[0.0]])))
     learner = sac.init(context, jax.random.key(0))
     np.testing.assert_allclose(sac.temperature(context, learner.params), 0.3, rtol=1e-6)
-    assert isinstance(learner.params.log_temperature, tuple) != learned
-    assert learner.target_params.actor == learner.target_params.log_temperature == ()
+    assert (learner.params.log_temperature is not None) == learned
+    assert learner.target_params.actor is learner.target_params.log_temperature is None
 
 
 @pytest.mark.slow
@@ -374,9 +374,9 @@ def test_update_matches_plain_implementation(learned, delay, interval, moves):
         assert_close(after.learner.params.log_temperature, params[2])
         assert abs(params[2] - np.log(0.4)) > 0.02
     else:
-        assert after.learner.params.log_temperature == after.learner.optimizer.log_temperature == ()
+        assert after.learner.params.log_temperature is after.learner.optimizer.log_temperature is None
         np.testing.assert_allclose(metrics["temperature_sum"], 3 * 0.4, rtol=1e-5)
-    assert after.learner.target_params.actor == ()
+    assert after.learner.target_params.actor is None
 
 
 # Rejected options and warnings

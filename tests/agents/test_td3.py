@@ -164,7 +164,7 @@ def test_policy_gradient_matches_rlax(rlax):
 def test_exploration_noise_is_added_and_action_is_clipped():
     # .5 + .1 n for n = 1, -2, 50
     context = tables_of("td3", std=0.1)
-    params = actor_critic.Params(jnp.float32([[HALF]]), ())
+    params = actor_critic.Params(jnp.float32([[HALF]]), None)
     found = td3.explore(context, params, jnp.zeros((3, 1)), jnp.float32([[1], [-2], [50]]))
     np.testing.assert_allclose(found, [[0.6], [0.3], [1]], rtol=1e-5)
 
@@ -327,7 +327,7 @@ def test_update_matches_plain_implementation(algo, delay, num_critics, std):
     expected = plain_update(context_of(agent), state, rollout, keys[:3], delay, num_critics, std, 0.5)
     learner = after.learner
     assert_close((learner.params[:2], learner.target_params[:2]), expected)
-    assert learner.params.log_temperature == learner.target_params.log_temperature == ()
+    assert learner.params.log_temperature is learner.target_params.log_temperature is None
     if algo == "td3":
         assert int(learner.optimizer.actor[-1].count) == 1
 

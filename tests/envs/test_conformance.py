@@ -222,14 +222,14 @@ def test_time_step_dtypes_and_shapes_match_spec(env_id):
         if spec.has_action_mask:
             assert (timestep.action_mask.dtype, timestep.action_mask.shape) == (bool, (*lead, spec.action.num_outputs))
         else:
-            assert timestep.action_mask == ()
+            assert timestep.action_mask is None
 
 
 @each
 def test_action_mask_matches_suite_mask(env_id):
     spec, rows = make(env_id).spec, random_rollout(env_id)
     if not spec.has_action_mask:
-        assert rows.own.mask == ()
+        assert rows.own.mask is None
         return
     expected = spaces.allowed(spec.action, jnp.asarray(rows.own.mask[~rows.begins]))
     np.testing.assert_array_equal(rows.timesteps.action_mask[~rows.begins], expected)

@@ -93,7 +93,7 @@ def of_settings(settings: Settings, env, seed=0):
     # Integers count updates. Values that are initially 0 or 1, such as biases and scales, are changed too.
     move = lambda x: x if not jnp.issubdtype(x.dtype, jnp.floating) else x * 1.5 + 0.1 * rng.normal(size=x.shape)
     learner = jax.tree.map(lambda x: np.asarray(move(x), x.dtype), state)
-    if getattr(state, "observations", ()):
+    if getattr(state, "observations", None) is not None:
         stats = jax.tree.map(lambda x: np.abs(x) + 0.5, learner.observations)
         learner = learner._replace(observations=stats)
     step = Path("run/checkpoints/step-000000000000")

@@ -66,10 +66,10 @@ def critic_tables(value, slope=0.0, num_actions=1):
     return {"value": value, "slope": jnp.float32(np.broadcast_to(slope, (*value.shape, num_actions)))}
 
 
-def learner_of(context, actor, critic, target_actor=(), target_critic=None, log_temperature=()):
+def learner_of(context, actor, critic, target_actor=None, target_critic=None, log_temperature=None):
     """Return a learner with new optimizers. Target parameters default to the parameters."""
     params = actor_critic.Params(jnp.float32(actor), critic, log_temperature)
-    target_actor = () if isinstance(target_actor, tuple) else jnp.float32(target_actor)
+    target_actor = None if target_actor is None else jnp.float32(target_actor)
     targets = actor_critic.Params(target_actor, target_critic or critic)
     return actor_critic.Learner(params, targets, actor_critic.init_optimizer(context, params))
 

@@ -20,7 +20,7 @@ class Result(NamedTuple):
     reward: Any
     terminated: Any
     truncated: Any
-    mask: Any = ()
+    mask: Any = None
 
 
 class OwnApi(NamedTuple):
@@ -112,7 +112,7 @@ def jumanji(name, **options):
 
     def seen(timestep):
         obs = as_dict(timestep.observation)
-        mask = obs.pop("action_mask", ())
+        mask = obs.pop("action_mask", None)
         return obs, mask
 
     def step(state, key, action):

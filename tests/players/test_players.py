@@ -15,7 +15,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
-from jaxrl_fast.players.versus import versus
+from jaxrl_fast.players.joint import joint_agent
 from jaxrl_fast.training import env_check, evaluator
 from jaxrl_fast.types import Agent, AgentPlayers, Decision, Discrete, PolicyInput
 from tests.helpers import runs, slow
@@ -238,12 +238,14 @@ def test_scores_are_reported_per_episode_and_per_player():
     over = jnp.array([[False, True, False, True], [True, False, True, False]])
     score = jnp.array([[9.0, 1.0, 9.0, -1.0], [2.0, 9.0, -4.0, 9.0]])
     valid, length = ~over, jnp.full((2, 4), 3)
-    found = rollout.scores_of_games(env, SimpleNamespace(players=AgentPlayers()), valid, over, score, length, ())
+    found = rollout.scores_of_games(
+        env, SimpleNamespace(players=AgentPlayers()), valid, rollout.Scores(over, score, length, None)
+    )
     expected = {"episodes": 2, "valid_steps": 2, "return_sum": -1, "return_min": -4, "return_max": 2, "length_sum": 6}
     expected |= {"episodes/left": 2, "episodes/right": 2, "return_sum/left": 3, "return_sum/right": -5}
     assert {name: float(found[name]) for name in expected} == expected
     learner = SimpleNamespace(players=AgentPlayers(is_scored=self_play.is_learner))
-    found = rollout.scores_of_games(env, learner, valid, over, score, length, ())
+    found = rollout.scores_of_games(env, learner, valid, rollout.Scores(over, score, length, None))
     expected = {"episodes": 2, "valid_steps": 2, "return_sum": 1, "episodes/left": 1, "return_sum/right": -1}
     assert {name: float(found[name]) for name in expected} == expected
 
@@ -284,13 +286,13 @@ def test_environment_rejects_reward_without_number_for_each_player():
         envs.make(Unpaid, 1)
 
 
-def test_versus_uses_each_agent_for_its_player():
+def test_joint_agent_uses_each_agent_for_its_player():
     def constant(number):
         act = lambda state, inputs, carry, noise: Decision(inputs.obs[:, 0] + state + noise, carry + number)
         noise = lambda key, num_steps, num_envs: jnp.full((num_steps, num_envs), 0.1 * number)
         return Agent(lambda key: (), act, act, lambda *given: (), 1, noise, initial_carry=jnp.float32(0))
 
-    agent = versus([constant(1), constant(2)])
+    agent = joint_agent([constant(1), constant(2)])
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 6))
     carry = rollout.initial_carry(agent, 6)
     found = agent.exploit((10.0, 20.0), PolicyInput(jnp.arange(6.0)[:, None]), carry, noise)

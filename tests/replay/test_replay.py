@@ -32,7 +32,7 @@ def make(kind, config=CONFIG, spec=None, parallelism=Parallelism()):
     return buffer._replace(add=jax.jit(buffer.add), sample=jax.jit(buffer.sample, static_argnums=2))
 
 
-def rows(obs, last=None, valid=None, action_mask=()):
+def rows(obs, last=None, valid=None, action_mask=None):
     """Return T rows [T, N] whose observation, action and reward are the numbers `obs` [T, N]."""
     number = jnp.float32(obs)
     last = jnp.zeros(number.shape, bool) if last is None else jnp.asarray(last, bool)
@@ -109,7 +109,7 @@ def test_sample_returns_two_step_transitions_of_added_rows(kind):
     np.testing.assert_allclose(batch.reward, np.array([0.5, 1, np.nan, 5, 6.5, 8])[obs])
     np.testing.assert_allclose(batch.discount, np.where(obs == 1, 0.5, 0.25))
     np.testing.assert_array_equal(batch.next_obs[:, 0], np.array([2, 2, -1, 5, 6, 7])[obs])
-    assert batch.action_mask == batch.next_action_mask == ()
+    assert batch.action_mask is batch.next_action_mask is None
     assert buffer.size(state) == 8
 
 

@@ -111,7 +111,7 @@ def test_ring_of_single_frames_reads_same_stacks_as_ring_of_whole_stacks(name, s
     steps = history(case, seed).steps
     _, once = jax.device_get(fill_many(case.layout, case.rollout_length, steps))
     whole_ring, whole = jax.device_get(fill_many(case.layout._replace(frame_stack=0), case.rollout_length, steps))
-    assert whole_ring.age == ()
+    assert whole_ring.age is None
     for i in range(case.num_steps // case.rollout_length):
         can = known(case, (i + 1) * case.rollout_length)
         number = once.rows.action[:, i] - 1

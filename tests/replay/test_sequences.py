@@ -14,6 +14,7 @@ from jaxrl_fast import loop
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.replay import ReplayConfig, sequences, sum_tree
+from jaxrl_fast.rl import q_learning
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
 from tests.helpers import probes
@@ -169,8 +170,9 @@ def test_sequence_period_leaves_no_row_out(length):
 @pytest.mark.parametrize(("length", "burn_in", "rollout_length"), [(1, 0, 1), (6, 4, 2), (12, 8, 4), (10, 5, 5)])
 def test_dqn_samples_every_valid_row_after_burn_in(length, burn_in, rollout_length):
     """The newest rows wait for the end of their sequence and of its targets."""
-    config = configure(dqn.Config, memory="gru", sequence_length=length, burn_in=burn_in)
-    buffer = dqn.make_replay(config, SPEC, Parallelism(), 40, rollout_length, jnp.zeros(2))
+    sizes = dict(size=40 * N, rollout_length=rollout_length)
+    config = configure(dqn.Config, memory="gru", sequence_length=length, burn_in=burn_in, **sizes)
+    buffer = dqn.make_replay(config, SPEC, Parallelism(), jnp.zeros(2))
     rows, carry = history(0, 20)
     state, add = buffer.init(), jax.jit(buffer.add)
     for start in range(0, 40, rollout_length):
@@ -237,8 +239,8 @@ def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
             step = jax.tree.map(lambda x, row=row: x[None, row], batch.steps)
             chooser = own[place] if context.config.double else target[place]
             now = target[2 + k] if context.config.bonus.kind == "munchausen" else None
-            goal = dqn.target_of_outputs(context, step, target[place], chooser, now)
-            loss, (error, _) = dqn.loss_of_outputs(context, own[2 + k], step, goal, jnp.ones(1))
+            goal = q_learning.target(context.rule, step, target[place], chooser, now)
+            loss, (error, _) = dqn.weighted_loss(context, own[2 + k], step.action, goal, jnp.ones(1))
             total += float(loss) * float(batch.weight[b, k]) / 4 / 4
             each.append(float(error[0]) if batch.weight[b, k] else 0.0)
         per_sequence.append(0.9 * max(each) + 0.1 * sum(each) / max(float(batch.weight[b].sum()), 1))

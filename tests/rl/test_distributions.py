@@ -374,7 +374,7 @@ def test_head_makes_distribution_of_action_space(space, tanh_squash, kind, num_o
         x = jnp.float32([[3.0, -0.2]])
         np.testing.assert_allclose(head.to_action(x), np.tanh(x) if tanh_squash else x, rtol=1e-6)
     else:
-        assert params == ()
+        assert params is None
 
 
 @pytest.mark.parametrize("space", [Discrete(6), MultiDiscrete(NUMS)])
@@ -405,7 +405,7 @@ def test_head_rejects_box_that_is_not_a_vector(shape):
 def test_head_adds_offset_to_log_std_outputs(tanh_squash):
     """Means 0.3 and -0.2, standard deviations exp(-0.5 + 0.1) and exp(-0.5 - 0.4)."""
     head = heads.head(Box((2,)), tanh_squash, log_std_offset=-0.5)
-    assert head.num_outputs == 4 and head.init(-0.5) == ()
+    assert head.num_outputs == 4 and head.init(-0.5) is None
     pi = head.make(jnp.float32([[0.3, -0.2, 0.1, -0.4]]), ())
     sample = jnp.float32([[0.5, 0.1]])
     density = scipy.stats.norm.logpdf([0.5, 0.1], [0.3, -0.2], np.exp([-0.4, -0.9])).sum()

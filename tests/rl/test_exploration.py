@@ -95,7 +95,7 @@ def test_agents_decay_epsilon_by_environment_steps(name, num_envs, rollout_lengt
     )  # fmt: skip
     state = jax.jit(agent.init)(jax.random.key(0))
     if name == "dqn":  # acting does not use the replay buffer
-        state = state._replace(replay=())
+        state = state._replace(replay=None)
     obs, noise = jnp.ones((num_envs, 1)), agent.sample_noise(jax.random.key(1), rollout_length, num_envs)
     greedy = int(agent.exploit(state, PolicyInput(obs[:1]), (), None).action[0])
     other = (0.25, 0.75)[1 - greedy]  # the number that chooses the other action

@@ -24,10 +24,10 @@ LENGTH = 8  # of the rollouts that a history is cut into
 @functools.partial(jax.jit, static_argnums=0)
 def compress_and_decode(stack, obs):
     """The stacks [T, N, ...] of one rollout, decoded from its compressed rows; and its single frames."""
-    steps = Transition(jax.vmap(functools.partial(frame_stack.compress, stack))(obs), *[()] * 6)
+    steps = Transition(jax.vmap(functools.partial(frame_stack.compress, stack))(obs), *[None] * 6)
     first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
     rows, kept = frame_stack.encode_rollout(stack, Rollout(steps, last, (), first))
-    return frame_stack.decode(stack, kept, rows), steps.obs.newest
+    return frame_stack.decode(kept, rows), steps.obs.newest
 
 
 @pytest.mark.parametrize("name", STACKED)

@@ -1,5 +1,6 @@
 """sgd: rows, weights and standardized advantages of each minibatch, against numpy."""
 
+from functools import partial
 from typing import NamedTuple
 
 import hypothesis.strategies as st
@@ -22,10 +23,10 @@ class Rows(NamedTuple):
 def steps(rows, key):
     """The minibatches of 4 gradient steps: two epochs of two minibatches."""
     seen = lambda learner, batch: (learner + 1, batch)
-    epochs = sgd.Epochs(2, 2, None, seen, standardize_field="advantage")
-    order, _ = sgd._plan(epochs, rows, key, ())
-    train = lambda learner, plan: sgd._train_on(epochs, learner, rows, plan)
-    return jax.lax.scan(train, jnp.int32(0), order)
+    batch = sgd.UpdateBatch(jnp.int32(0), rows)
+    epochs = sgd.Epochs(2, 2, None, 1, None, seen, None, "advantage")
+    order, _ = sgd._plan(epochs, batch, key)
+    return jax.lax.scan(partial(sgd._train_on, epochs, batch), batch.learner, order)
 
 
 @given(valid=arrays(bool, 8), seed=st.integers(0, 2**31 - 1))

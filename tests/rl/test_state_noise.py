@@ -59,7 +59,7 @@ def played(memory):
     def play():
         actors = rollout.reset(env, agent, jax.random.key(2))
         end, (seen, steps) = jax.lax.scan(step, actors, agent.sample_noise(jax.random.key(3), T, N))
-        return seen, rollout.as_rollout(steps, (), actors.carry, actors.timestep, end.timestep)
+        return seen, rollout.as_rollout(steps, None, actors.carry, actors.timestep, end.timestep)
 
     seen, experience = jax.jit(play)()
     return agent, state, jax.tree.map(np.asarray, seen), experience
@@ -70,7 +70,7 @@ def played(memory):
 def test_gsde_actions_and_densities_match_plain_loop(memory):
     agent, state, (obs, ignored, action, matrix, log_prob), _ = played(memory)
     sample_freq = SAMPLE_FREQ[memory]
-    network, params = agent.explore.args[0].network, state.params["network"]
+    network, params = agent.explore.args[0].policy.network, state.params["network"]
     policy = jax.jit(lambda obs, carry: network.act(params, obs[None], carry))
     sigma = np.exp(np.asarray(state.params["log_std"], float))
     assert ignored.sum() > 3
@@ -96,7 +96,7 @@ def test_gsde_features_are_inputs_of_last_layer():
     layers = jax.device_get(state.params["network"]["params"])
     first, head = layers["torso"]["mlp"]["Dense_0"], layers["actor_head"]
     z = np.tanh(obs[0] @ first["kernel"] + first["bias"])
-    output, _ = agent.explore.args[0].network.act(state.params["network"], obs[0], ())
+    output, _ = agent.explore.args[0].policy.network.act(state.params["network"], obs[0], ())
     np.testing.assert_allclose(output, np.hstack([z @ head["kernel"] + head["bias"], z]), rtol=1e-4, atol=1e-6)
 
 

@@ -31,7 +31,7 @@ def toy_env(num_envs, lives=False):
         return (time, last, num_ended), _timestep(time, reward, last, num_ended)
 
     def _timestep(time, reward, last, num_ended):
-        game = EpisodeScore(10 * reward, last & (num_ended % 2 == 0)) if lives else ()
+        game = EpisodeScore(10 * reward, last & (num_ended % 2 == 0)) if lives else None
         return TimeStep(jnp.float32(time)[:, None], reward, jnp.ones(num_envs), last, game)
 
     return Env(reset, step, EnvSpec("toy_env", jax.ShapeDtypeStruct((1,), jnp.float32), Discrete(2), num_envs))

@@ -104,7 +104,7 @@ def _enable_x64(pool: LazyPool) -> Any:
 
 def _game_over(task: tasks.Task, info: Mapping[str, Any]) -> Any:
     """Return [n] bool, separate from `terminated` because of lost lives and of time limits on the same step."""
-    return info["terminated"] > 0 if task.pool.reports_game_over else ()
+    return info["terminated"] > 0 if task.pool.reports_game_over else None
 
 
 PROBE_POOLS: list[Any] = []  # kept alive: JAX caches the program that was compiled with their address

@@ -83,7 +83,7 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     state = State(episode.env, _wrap(key, episode.key_data), last, jnp.uint32(0), resets)
     mask = action_masks(single, episode.env)
     reward = jnp.zeros((num_envs, *single.players), jnp.float32)
-    score = _score_of_players(jnp.copy(reward), last) if single.ends else ()
+    score = _score_of_players(jnp.copy(reward), last) if single.ends else None
     return state, TimeStep(episode.obs, reward, jnp.ones(last.shape, jnp.float32), jnp.copy(last), score, mask)
 
 
@@ -111,7 +111,7 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         reward=reward,
         discount=jnp.where(ended, 1.0, timestep.discount),
         last=last,
-        score=_score_of_players(reward, last) if single.ends else (),
+        score=_score_of_players(reward, last) if single.ends else None,
         action_mask=action_masks(single, episode.env),
     )
     resets = resets._replace(used=resets.used | begins)

@@ -67,9 +67,9 @@ def _flag(single: Single, value: Any) -> jax.Array:
 
 
 def action_masks(single: Single, env_state: PyTree) -> PyTree:
-    """Return which actions are allowed in N states, bool [N, num_outputs], or () if the environment has no masks."""
+    """Return which actions are allowed in N states, bool [N, num_outputs], or None if the environment has no masks."""
     if not single.spec.has_action_mask:
-        return ()
+        return None
     masks = jax.vmap(lambda state: single.env.action_mask(state, single.params))(env_state)
     if single.players:  # [N, P, num_outputs]
         return jax.vmap(functools.partial(allowed, single.spec.action))(masks)  # type: ignore[arg-type]

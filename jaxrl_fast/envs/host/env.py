@@ -110,7 +110,7 @@ def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
     handle, rows = jnp.zeros(HANDLE.shape, HANDLE.dtype), []
     for pool in driver.pools:
         handle, obs = call_python(pool.reset, pool.rows.obs, handle)
-        score = EpisodeScore(zeros(jnp.float32), zeros(bool)) if spec.ends_at_life_loss else ()
+        score = EpisodeScore(zeros(jnp.float32), zeros(bool)) if spec.ends_at_life_loss else None
         rows.append(TimeStep(_seen(spec, obs), zeros(jnp.float32), ones, zeros(bool), score, _mask(spec, obs)))
     return State(handle, tuple(row.last for row in rows)), _join(rows)
 
@@ -156,7 +156,7 @@ def _follow(driver: Driver, i: int, state: State, handle: jax.Array, row: Row) -
         reward=reward,
         discount=1.0 - terminated.astype(jnp.float32),
         last=terminated | row.truncated,
-        score=EpisodeScore(reward, game_over | row.truncated) if spec.ends_at_life_loss else (),
+        score=EpisodeScore(reward, game_over | row.truncated) if spec.ends_at_life_loss else None,
         action_mask=_mask(spec, row.obs),
     )
     return State(handle, (*state.last[:i], timestep.last, *state.last[i + 1 :])), timestep
@@ -168,8 +168,8 @@ def _seen(spec: PoolSpec, raw: PyTree) -> PyTree:
 
 
 def _mask(spec: PoolSpec, raw: PyTree) -> PyTree:
-    """Return the action mask in raw observations, bool [n, num_outputs], or ()."""
-    return spec.action_mask(raw) if spec.action_mask else ()
+    """Return the action mask in raw observations, bool [n, num_outputs], or None."""
+    return spec.action_mask(raw) if spec.action_mask else None
 
 
 def to_env_action(spec: PoolSpec, action: jax.Array) -> jax.Array:

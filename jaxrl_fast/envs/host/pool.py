@@ -29,7 +29,7 @@ class Row(NamedTuple):
     reward: Any  # [n]
     terminated: Any  # [n] bool: the state is terminal
     truncated: Any  # [n] bool: the time limit was reached
-    game_over: Any = ()  # [n] bool, required where `PoolSpec.reports_game_over`
+    game_over: Any = None  # [n] bool, required where `PoolSpec.reports_game_over`
 
 
 class HostPool(Protocol):
@@ -218,7 +218,7 @@ def raw_rows(spec: PoolSpec) -> Row:
     num_envs = spec.env.num_envs
     number, flag = (jax.ShapeDtypeStruct((num_envs,), dtype) for dtype in (jnp.float32, jnp.bool_))
     shape = lambda leaf: jax.ShapeDtypeStruct((num_envs, *leaf.shape), spaces.narrow_dtype(leaf.dtype))
-    return Row(jax.tree.map(shape, spec.raw_obs), number, flag, flag, flag if spec.reports_game_over else ())
+    return Row(jax.tree.map(shape, spec.raw_obs), number, flag, flag, flag if spec.reports_game_over else None)
 
 
 def _checked(env_id: str, name: str, tree: PyTree, like: PyTree) -> PyTree:
@@ -231,4 +231,4 @@ def _checked(env_id: str, name: str, tree: PyTree, like: PyTree) -> PyTree:
         return array.astype(expected.dtype, copy=False)
 
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite
-        return jax.tree.map(convert, tree, like) if jax.tree.leaves(like) else ()
+        return jax.tree.map(convert, tree, like) if jax.tree.leaves(like) else None

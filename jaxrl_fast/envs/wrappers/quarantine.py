@@ -21,7 +21,7 @@ class Held(NamedTuple):
     """The memory of n environments between two steps."""
 
     obs: PyTree  # [n, ...] the last finite observation
-    action_mask: PyTree  # [n, num_outputs] bool of that observation, or ()
+    action_mask: Array | None  # [n, num_outputs] bool of that observation, or None
     waiting: Array  # [n] bool: it has failed, and has not begun another episode
     ended: Array  # [n] bool: the next step resets
 
@@ -54,7 +54,7 @@ def _follow(on_device: bool, held: Held, after: TimeStep) -> tuple[Held, TimeSte
     bad = ~_finite(after)
     failed = bad | held.waiting & ~held.ended
     score = after.score
-    if score:
+    if score is not None:
         score = score._replace(reward=jnp.where(failed, 0.0, score.reward), game_over=score.game_over & ~failed)
     timestep = TimeStep(
         obs=where(failed, held.obs, after.obs),
@@ -71,6 +71,7 @@ def _follow(on_device: bool, held: Held, after: TimeStep) -> tuple[Held, TimeSte
 
 def _finite(timestep: TimeStep) -> Array:
     """Return whether all numbers of a time step are finite, [n] bool."""
-    parts = [timestep.reward, *jax.tree.leaves(timestep.obs), *(timestep.score[:1])]
+    score = None if timestep.score is None else timestep.score.reward
+    parts = jax.tree.leaves((timestep.reward, timestep.obs, score))
     each = [jnp.isfinite(x).reshape(len(x), -1).all(axis=1) for x in parts if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack(each).all(axis=0)

@@ -116,8 +116,8 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
     else:
         yield f"x = np.asarray(obs).astype(np.{obs.dtype.name if obs.dtype != bool else 'bool_'})"
         yield "x = x.reshape(len(x), -1).astype(np.float32)"
-    stats = getattr(getattr(saved.learners, "learner", saved.learners), "observations", ())
-    if stats:
+    stats = getattr(getattr(saved.learners, "learner", saved.learners), "observations", None)
+    if stats is not None:
         arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
         arrays["obs.scale"] = np.asarray(jax.lax.rsqrt(jnp.asarray(stats.var) + normalize.EPSILON)).reshape(-1)
         yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{normalize.CLIP}, {normalize.CLIP})'

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_fast.types import Agent, Decision, Key, PolicyInput, PyTree
 
 
-def versus(agents: Sequence[Agent]) -> Agent:
+def joint_agent(agents: Sequence[Agent]) -> Agent:
     """Return an agent that only acts, where agent p decides for player p of P * N rows.
 
     Its state is the tuple of the agents' states. Each row carries the recurrent states of all agents and uses one.
