@@ -89,8 +89,11 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
 
 
 def _wrapped(env: "types.Env", name: str) -> "types.Env":
-    """Return the environments with a user's wrapper, a function from Env to Env. Its exceptions keep their type."""
-    from jaxrl_fast.types import Env
+    """Return the environments with a user's wrapper, a function from Env to Env. Its exceptions keep their type.
+
+    Unless the wrapper changes `encode_obs`, a policy takes observations as the wrapper returns them.
+    """
+    from jaxrl_fast.types import Env, View
 
     wrapper = importing.attribute(name, f"wrapper {name!r}")
     try:
@@ -101,7 +104,9 @@ def _wrapped(env: "types.Env", name: str) -> "types.Env":
         raise
     if not isinstance(found, Env):
         raise ValueError(f"wrap: {name} must return an Env, got {importing.describe(found)}; return env._replace(...)")
-    return found
+    if found.view.encode_obs is not env.view.encode_obs:
+        return found
+    return found._replace(view=found.view._replace(raw_obs=None, encode_obs=View().encode_obs, raw_mask=None))
 
 
 def is_physics(env_id: Any) -> bool:

@@ -1,7 +1,5 @@
 """Convert actions and observations between users, agents and environments; shared by all backends."""
 
-import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +10,7 @@ from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
 from jaxrl_fast.utils import formatting
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
+MAX_BYTE = 255
 MAX_OBS_MAGNITUDE = 1e9  # sums of many squares of such numbers still fit float32
 
 
@@ -57,6 +56,18 @@ def allowed(action: Discrete | MultiDiscrete, mask: jax.Array) -> jax.Array:
     return jnp.concatenate([part | ~part.any(axis=1, keepdims=True) for part in parts], axis=1)
 
 
+def as_numbers(x: jax.Array, high: Any) -> jax.Array:
+    """Return a part of an observation as float32. Bytes, whose space ends at 255 (text or memory), become [0, 1)."""
+    is_bytes = x.dtype == jnp.uint8 and np.max(high) == MAX_BYTE
+    return x.astype(jnp.float32) / (MAX_BYTE + 1 if is_bytes else 1)
+
+
+def without_mask(raw: dict[str, Any]) -> PyTree:
+    """Return the parts of a dictionary except its `action_mask`; a single part without its name."""
+    rest = {name: part for name, part in raw.items() if name != "action_mask"}
+    return rest if len(rest) > 1 else next(iter(rest.values()))
+
+
 def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
     """Return observations [..., *shape] with 0 for NaN, infinite and huge numbers where `terminated` [...].
 
@@ -72,39 +83,15 @@ def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
     return jax.tree.map(one, obs)
 
 
-def own_observation(raw: PyTree, obs: PyTree, encode: Callable[[PyTree], PyTree]) -> tuple[PyTree, Any]:
-    """Return the values of `View.own_obs` and `View.encode_obs`.
+def raw_spec(raw: PyTree, obs: PyTree) -> PyTree:
+    """Return `View.raw_obs`: None if agents see observations as the environment returns them.
 
     Args:
         raw: ShapeDtypeStruct of the observation that the environment itself returns.
         obs: The same as agents see it.
-        encode: The function from raw observations [n, ...] to the observations of agents.
     """
-    structure, expected = jax.tree.structure(raw), jax.tree.leaves(obs)
-    is_index = [_is_one_hot(x, y) for x, y in zip(jax.tree.leaves(raw), expected)]
-    if not any(is_index):
-        return None, lambda obs: obs
-    own = [
-        jax.ShapeDtypeStruct(x.shape, jnp.int32) if index else y
-        for index, x, y in zip(is_index, jax.tree.leaves(raw), expected)
-    ]
-
-    def encode_own(own: PyTree) -> PyTree:
-        """Return observations [N, ...] as agents see them."""
-        leaves = jax.tree.leaves(own)
-        encoded = jax.tree.leaves(encode(jax.tree.unflatten(structure, leaves)))
-        return jax.tree.unflatten(
-            jax.tree.structure(obs), [y if index else x for index, x, y in zip(is_index, leaves, encoded)]
-        )
-
-    return jax.tree.unflatten(jax.tree.structure(obs), own), encode_own
-
-
-def _is_one_hot(raw: jax.ShapeDtypeStruct, seen: jax.ShapeDtypeStruct) -> bool:
-    """Return whether agents see one-hot vectors where the environment returns one index, or several."""
-    if not raw.shape:
-        return seen.shape not in ((), (1,))
-    return jnp.issubdtype(raw.dtype, jnp.integer) and len(seen.shape) == 1 and math.prod(raw.shape) != seen.shape[0]
+    narrow = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, narrow_dtype(x.dtype)), raw)
+    return None if jax.tree.flatten(narrow) == jax.tree.flatten(obs) else narrow
 
 
 def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:

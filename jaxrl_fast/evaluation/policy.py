@@ -13,10 +13,11 @@ import numpy as np
 
 from jaxrl_fast import players
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.envs import spaces
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.rollout import initial_carry
-from jaxrl_fast.types import Agent, Array, Decision, Env, EnvSpec, Key, PolicyInput, PyTree
+from jaxrl_fast.types import Agent, Array, Box, Decision, Env, Key, PolicyInput, PyTree
 from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.importing import describe
 from jaxrl_fast.utils.random import key_of_seed
@@ -75,11 +76,9 @@ def player_agent(agent: Agent, player: int) -> Agent:
 
 def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy | RecurrentPolicy":
     """Return the policy of an agent's state; `num_envs` environments explore together."""
-    decide = Decide(
-        env,
-        partial(jax.jit(partial(greedy, agent)), state),
-        partial(jax.jit(partial(exploring, agent, num_envs)), state),
-    )
+    exploit = jax.jit(lambda state, given, carry: greedy(agent, state, seen(env, given), carry))
+    explore = jax.jit(lambda state, given, *rest: exploring(agent, num_envs, state, seen(env, given), *rest))
+    decide = Decide(env, partial(exploit, state), partial(explore, state))
     has_memory = any(remembers(agent, agent.exploit, state, env.spec.obs))
     return (RecurrentPolicy if has_memory else Policy)(decide, partial(initial_carry, agent))
 
@@ -93,21 +92,23 @@ def _refuse(names: tuple[str, ...], *given: Any, **options: Any) -> Array:
 class Policy:
     """A compiled function from observations to actions.
 
-    `policy(obs, key=None, explore=False)` takes one observation as in `env.spec.obs`, or a batch of them [B, ...], and
-    returns the environment's actions: int32, or float32 within the action bounds. It acts greedily; `explore=True` acts
-    as in training and requires a PRNG key.
+    `policy(obs, key=None, explore=False, mask=None)` takes one observation as the environment returns it, or a batch of
+    them [B, ...], and returns the environment's actions: int32, or float32 within the action bounds. It acts greedily;
+    `explore=True` acts as in training and requires a PRNG key. `mask` says which actions are allowed, as the
+    environment's `info["action_mask"]` does: one bit for each action, or an array for each choice. It is required if
+    the environment has masks, unless they are a part of its observations.
     """
 
     _decide: "Decide"
     _initial: Callable[[int], PyTree]
 
-    def __call__(self, obs: PyTree, key: Key | None = None, explore: bool = False) -> Array:
+    def __call__(self, obs: PyTree, key: Key | None = None, explore: bool = False, mask: Any = None) -> Array:
         """Return the action for one observation or for each of a batch.
 
         Raises:
-            ValueError: If `obs` does not match the environment, the batch is empty, or `explore` lacks a key.
+            ValueError: If `obs` or `mask` do not match the environment, the batch is empty, or `explore` lacks a key.
         """
-        batch, is_one = as_batch(self._decide.env.spec, obs)
+        batch, is_one = as_batch(self._decide.env, obs, mask)
         action, _ = self._decide(batch, self._initial(_size(batch)), key, explore)
         return action[0] if is_one else action
 
@@ -116,8 +117,8 @@ class Policy:
 class RecurrentPolicy:
     """A compiled function from observations and a memory to actions and the next memory.
 
-    `action, memory = policy(obs, memory, key=None, explore=False)`, otherwise as `Policy`. The memory at the start of
-    an episode is `initial_memory()`, or `initial_memory(B)` for a batch of B observations.
+    `action, memory = policy(obs, memory, key=None, explore=False, mask=None)`, otherwise as `Policy`. The memory at the
+    start of an episode is `initial_memory()`, or `initial_memory(B)` for a batch of B observations.
     """
 
     _decide: "Decide"
@@ -129,14 +130,15 @@ class RecurrentPolicy:
         return jax.tree.map(lambda x: x[0], memory) if batch_size is None else memory
 
     def __call__(
-        self, obs: PyTree, memory: PyTree, key: Key | None = None, explore: bool = False
+        self, obs: PyTree, memory: PyTree, key: Key | None = None, explore: bool = False, mask: Any = None
     ) -> tuple[Array, PyTree]:
         """Return the action and the next memory for one observation, or for each of a batch.
 
         Raises:
-            ValueError: If `obs` or `memory` do not match the policy, the batch is empty, or `explore` lacks a key.
+            ValueError: If `obs`, `memory` or `mask` do not match the policy, the batch is empty, or `explore` lacks a
+                key.
         """
-        batch, is_one = as_batch(self._decide.env.spec, obs)
+        batch, is_one = as_batch(self._decide.env, obs, mask)
         expected = self.initial_memory(None if is_one else _size(batch))
         shapes = lambda tree: jax.tree.map(jnp.shape, tree)
         if shapes(memory) != shapes(expected):
@@ -148,13 +150,13 @@ class RecurrentPolicy:
 
 
 class Decide(NamedTuple):
-    """The compiled greedy and exploring policies, from observations and carries [B, ...] to actions and carries."""
+    """The compiled greedy and exploring policies, from raw inputs and carries [B, ...] to actions and carries."""
 
     env: Env
-    exploit: Callable[[PyTree, PyTree], tuple[Array, PyTree]]
-    explore: Callable[[PyTree, PyTree, Key], tuple[Array, PyTree]]
+    exploit: Callable[[PolicyInput, PyTree], tuple[Array, PyTree]]
+    explore: Callable[[PolicyInput, PyTree, Key], tuple[Array, PyTree]]
 
-    def __call__(self, batch: PyTree, carry: PyTree, key: Key | None, explore: bool) -> tuple[Array, PyTree]:
+    def __call__(self, batch: PolicyInput, carry: PyTree, key: Key | None, explore: bool) -> tuple[Array, PyTree]:
         """Return the environment's actions [B, ...] and the carries after them."""
         if explore and key is None:
             raise ValueError("policy: explore=True requires a PRNG key; pass key=jax.random.key(0)")
@@ -169,27 +171,74 @@ def _size(batch: PyTree) -> int:
     return len(jax.tree.leaves(batch)[0])
 
 
-def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
-    """Return observations [B, ...] in the environment's dtypes, and whether `obs` was a single one without axis B.
+def seen(env: Env, given: PolicyInput) -> PolicyInput:
+    """Return an input [B, ...] as agents see it, from an observation and a mask as the environment returns them."""
+    mask = given.action_mask
+    if env.view.raw_mask:
+        mask = env.view.raw_mask(given.obs)
+    elif env.spec.has_action_mask:
+        assert mask is not None and not isinstance(env.spec.action, Box), "`as_batch` has checked it"
+        mask = spaces.allowed(env.spec.action, mask)
+    return PolicyInput(env.view.encode_obs(given.obs), mask)
+
+
+def raw_obs(env: Env) -> PyTree:
+    """Return shapes and dtypes of one observation as the environment returns it."""
+    return env.spec.obs if env.view.raw_obs is None else env.view.raw_obs
+
+
+def takes_mask(env: Env) -> bool:
+    """Return whether a policy takes the action mask apart from the observation."""
+    return env.spec.has_action_mask and env.view.raw_mask is None
+
+
+def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool]:
+    """Return the raw input [B, ...] in the environment's dtypes, and whether it was a single one without axis B.
 
     Raises:
-        ValueError: If structure, shapes or dtypes do not match `spec.obs`.
+        ValueError: If structure, shapes or dtypes do not match what the environment returns.
     """
-    structure: Any = jax.tree.structure(spec.obs)
+    env_id, like = env.spec.id, raw_obs(env)
+    structure: Any = jax.tree.structure(like)
     try:
         leaves = [_array(x) for x in structure.flatten_up_to(_plain(obs))]
     except ValueError:  # the structures differ
         leaves = []
-    extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in zip(leaves, jax.tree.leaves(spec.obs))}
+    extra = {x.ndim - part.ndim if _fits(x, part) else None for x, part in zip(leaves, jax.tree.leaves(like))}
     if extra not in ({0}, {1}):
-        is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(spec.obs, tuple)
+        is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(like, tuple)
         shown = jax.tree.map(_array, _plain(obs), is_leaf=is_array)
-        expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (spec.obs, shown))
+        expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (like, shown))
         raise ValueError(
-            f"obs: {spec.id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
+            f"obs: {env_id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
         )
-    cast = lambda x, like: jnp.asarray(x if extra == {1} else x[None], like.dtype)
-    return jax.tree.map(cast, structure.unflatten(leaves), spec.obs), extra == {0}
+    cast = lambda x, part: jnp.asarray(x if extra == {1} else x[None], part.dtype)
+    batch = jax.tree.map(cast, structure.unflatten(leaves), like)
+    return PolicyInput(batch, _as_masks(env, mask, None if extra == {0} else _size(batch))), extra == {0}
+
+
+def _as_masks(env: Env, mask: Any, num_rows: int | None) -> Any:
+    """Return masks as bool [B, num_outputs], or None if observations have them; `num_rows` None: one without axis B."""
+    if not takes_mask(env):
+        if mask is not None:
+            where = "in its observations" if env.view.raw_mask else "no action masks"
+            raise ValueError(f"mask: {env.spec.id} has {where}, got one apart; leave it out")
+        return None
+    size = env.spec.action.num_outputs
+    if mask is None:
+        use = f"mask, one bool for each of {size} actions" if env.on_device else 'mask=info["action_mask"]'
+        raise ValueError(f"mask: {env.spec.id} forbids some actions, got no mask; pass {use}")
+    rows = 1 if num_rows is None else num_rows
+    flat = lambda part: jnp.asarray(part, bool).reshape(rows, -1)
+    is_parts = isinstance(mask, tuple) or num_rows is None and isinstance(mask, list) and np.ndim(mask[:1]) > 1
+    try:
+        found = jnp.concatenate([flat(part) for part in mask], axis=1) if is_parts else flat(mask)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.shape != (rows, size):
+        got = f"shape {list(np.shape(mask))}" if found is not None else describe(mask)
+        raise ValueError(f"mask: must have {size} entries for each observation of {env.spec.id}, got {got}")
+    return found
 
 
 def _array(x: Any) -> Any:
@@ -203,9 +252,13 @@ def _plain(obs: PyTree) -> PyTree:
 
 
 def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
-    """Return whether `x` has the shape, except for a batch axis, and a safe dtype; boolean boards take any numbers."""
+    """Return whether `x` has the shape, except for a batch axis, and a safe dtype; boolean boards take any numbers.
+
+    Bytes are refused where the environment returns floats: they have perhaps not been scaled.
+    """
     same_shape = x.shape[max(x.ndim - like.ndim, 0) :] == like.shape
-    return same_shape and (like.dtype == bool or np.can_cast(x.dtype, like.dtype, "same_kind"))
+    is_safe = np.can_cast(x.dtype, like.dtype, "same_kind") and (x.dtype != np.uint8 or like.dtype.kind != "f")
+    return same_shape and (like.dtype == bool or is_safe)
 
 
 def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs: PyTree) -> list[bool]:
@@ -227,10 +280,10 @@ def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs:
     return changed
 
 
-def greedy(agent: Agent, state: PyTree, obs: PyTree, carry: PyTree) -> tuple[Array, PyTree]:
-    """Return deterministic actions and the next carries [B, ...] for observations and carries [B, ...]."""
-    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, _size(obs)))
-    return agent.exploit(state, PolicyInput(obs), carry, noise)[:2]
+def greedy(agent: Agent, state: PyTree, inputs: PolicyInput, carry: PyTree) -> tuple[Array, PyTree]:
+    """Return deterministic actions and the next carries [B, ...] for inputs and carries [B, ...]."""
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, _size(inputs)))
+    return agent.exploit(state, inputs, carry, noise)[:2]
 
 
 def num_exploration_envs(options: Options) -> int:
@@ -238,17 +291,19 @@ def num_exploration_envs(options: Options) -> int:
     return int(options.num_envs) // max(options.host.async_pools, 1)
 
 
-def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, carry: PyTree, key: Key) -> tuple[Array, PyTree]:
+def exploring(
+    agent: Agent, num_envs: int, state: PyTree, inputs: PolicyInput, carry: PyTree, key: Key
+) -> tuple[Array, PyTree]:
     """Return exploring actions and the next carries: row i [B, ...] acts like environment i % `num_envs`."""
-    num_obs = _size(obs)
+    num_obs = _size(inputs)
     num_rounds = -(-num_obs // num_envs)
 
-    def act(inputs):
+    def act(given):
         """Act in one round of `num_envs` observations."""
-        obs, carry, key = inputs
+        inputs, carry, key = given
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key, 1, num_envs))
-        return agent.explore(state, PolicyInput(obs), carry, noise)[:2]
+        return agent.explore(state, inputs, carry, noise)[:2]
 
     fill = lambda x: jnp.resize(x, (num_rounds, num_envs, *x.shape[1:]))
-    rounds = jax.lax.map(act, (*jax.tree.map(fill, (obs, carry)), jax.random.split(key, num_rounds)))
+    rounds = jax.lax.map(act, (*jax.tree.map(fill, (inputs, carry)), jax.random.split(key, num_rounds)))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_obs], rounds)

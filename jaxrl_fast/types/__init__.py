@@ -83,8 +83,9 @@ class View(NamedTuple):
     """How environments are seen: by agents, whose actions and observations have one form, and by people."""
 
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
-    encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
-    own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
+    raw_obs: PyTree = None  # one observation as the environment returns it, in at most 32 bits; None: as `spec.obs`
+    encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # raw observations [N, ...] to those of agents
+    raw_mask: Callable[[PyTree], Array] | None = None  # raw observations [N, ...] to the action masks in them, if any
     whole_spec: EnvSpec | None = None  # of the observation that videos draw, if it differs from the agents'
     whole_obs: Callable[[PyTree, PyTree], PyTree] = lambda state, obs: obs  # (state, obs [N, ...]) to that observation
     info: tuple[str, ...] = ()  # lines for the user

@@ -104,11 +104,14 @@ def test_hide_removes_parts_of_nested_observation_by_path():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), found)
     assert shapes == hidden.spec.obs
     assert_same_task(steps, others)
-    own = jax.tree.map(lambda x: x[0, :2], found)
-    own["choices"] = np.array([[1, 0], [2, 1]])  # as the environment returns them, with starts 1 and -1
-    encoded = hidden.view.encode_obs(own)
-    np.testing.assert_array_equal(encoded["choices"], [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
-    jax.tree.map(np.testing.assert_array_equal, {**encoded, "choices": 0}, {**own, "choices": 0})
+    space = Mixed().observation_space
+    space.seed(0)
+    raw = jax.tree.map(lambda *x: np.stack(x), space.sample(), space.sample())
+    raw["choices"] = np.array([[1, 0], [2, 1]])  # as the environment returns them, with starts 1 and -1
+    encoded = hidden.view.encode_obs(raw)
+    np.testing.assert_array_equal(encoded.pop("choices"), [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
+    wanted = {"bits": raw["bits"], "inner": (raw["inner"][1],), "joints": raw["joints"][:, [0, 2]].astype(np.float32)}
+    jax.tree.map(np.testing.assert_array_equal, encoded, wanted)
 
 
 def test_hide_removes_dict_entry_and_namedtuple_field_on_device():
@@ -147,9 +150,10 @@ def test_hide_is_saved_with_run_and_applies_to_policy_and_evaluation(tmp_path):
     written = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert written["wrap"] == ["hide=1", "hide=3", "previous"]
     trained = jaxrl_fast.load(run.folder)
-    assert trained.env.spec.obs.shape == (5,) and int(trained.policy([0.0, 0.1, 1.0, 0.0, 1.0])) in (0, 1)
-    with pytest.raises(ValueError, match=r"observes float32\[5\], got float64\[4\]"):
-        trained.policy(np.zeros(4))
+    parts = np.zeros(4), np.array([1.0, 0.0]), np.ones(1)
+    assert trained.env.spec.obs.shape == (5,) and int(trained.policy(parts)) in (0, 1)
+    with pytest.raises(ValueError, match=r"observes \('float32\[4\]', 'float32\[2\]', 'float32\[1\]'\), got"):
+        trained.policy(np.zeros(5))
     assert run.evaluate(episodes=2)["eval_return_mean"] > 0
     saved, renderer, options = video.open_run(run.folder, video.Options(max_steps=3))
     shown = []

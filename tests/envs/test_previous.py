@@ -121,7 +121,7 @@ def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
     run = fit(wrap=["previous"], run_dir=str(tmp_path / "run"))
     trained = jaxrl_fast.load(run.folder)
     assert [x.shape for x in trained.env.spec.obs] == [(16,), (4,), (1,)]
-    assert [x.shape for x in trained.env.view.own_obs] == [(), (4,), (1,)]
+    assert [x.shape for x in trained.env.view.raw_obs] == [(), (4,), (1,)]
     own = np.array([0, 5]), np.eye(4)[:2].astype(np.float32), np.zeros((2, 1), np.float32)
     encoded = trained.env.view.encode_obs(own)
     np.testing.assert_array_equal(encoded[0], one_hot([0, 5], 16))

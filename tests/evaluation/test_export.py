@@ -142,9 +142,8 @@ def place(folder, saved, to, sampled=False):
     exported = _build(saved, Options(to=to, sampled=sampled), folder)
     write(exported)
     obs = check.observations(saved.env.spec.obs, NUM_ROWS, seed=1)
-    wanted = jax.jit(lambda obs: saved.env.view.to_env_action(policy.greedy(saved.agent, saved.learners, obs, ())[0]))(
-        obs
-    )
+    act = jax.jit(lambda obs: policy.greedy(saved.agent, saved.learners, PolicyInput(obs), ())[0])
+    wanted = saved.env.view.to_env_action(act(obs))
     np.savez(folder / "data.npz", obs=obs, wanted=np.asarray(wanted))
     return exported
 
@@ -200,9 +199,9 @@ def test_npz_and_onnx_equal_numbers_from_checkpoint(cart, tmp_path):
     wanted = layer(np.tanh(layer(scaled, "torso/mlp/Dense_0")), "actor_head").argmax(-1)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert 0 < wanted.mean() < 1
-    np.testing.assert_array_equal(check.run("npz", files, obs, ())[0], wanted)
+    np.testing.assert_array_equal(check.run("npz", files, PolicyInput(obs), ())[0], wanted)
     content = {"policy.onnx": onnx_model.serialize(function.make(of_run(cart, 4), False))}
-    np.testing.assert_array_equal(check.run("onnx", content, obs, ())[0], wanted)
+    np.testing.assert_array_equal(check.run("onnx", content, PolicyInput(obs), ())[0], wanted)
 
 
 def of_run(run, seed):
@@ -303,11 +302,11 @@ def test_exported_policy_encodes_state_index():
     """Compare with the policy for the one-hot vector of each state."""
     saved = untrained(envs.make(States, 1), "ppo")
     index = np.arange(5, dtype=np.int32)
-    wanted = np.asarray(policy.greedy(saved.agent, saved.learners, np.eye(5, dtype=np.float32), ())[0])
+    wanted = np.asarray(policy.greedy(saved.agent, saved.learners, PolicyInput(np.eye(5, dtype=np.float32)), ())[0])
     for to in FORMATS:
         exported = _build(saved, Options(to=to), Path("out"))
         assert exported.card["inputs"][0]["shape"] == ("b",) and exported.card["inputs"][0]["dtype"] == "int32"
-        np.testing.assert_array_equal(check.run(to, exported.files, index, ())[0], wanted)
+        np.testing.assert_array_equal(check.run(to, exported.files, PolicyInput(index), ())[0], wanted)
 
 
 @pytest.mark.slow
@@ -319,7 +318,7 @@ def test_npz_rejects_states_not_encoded_as_one_hot_from_0(first, num):
     env = env._replace(
         spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), view=env.view._replace(encode_obs=encode)
     )
-    with pytest.raises(ValueError, match=r"^to npz: needs the states 0, 1, ... as one-hot vectors, got another"):
+    with pytest.raises(ValueError, match=r"^to npz: needs observations as vectors or as states 0, 1, ..., got int32"):
         _build(untrained(env, "ppo", hidden_sizes=[4]), Options(to="npz"), Path("out"))
 
 
@@ -339,7 +338,7 @@ def test_sampled_categorical_matches_softmax_probabilities():
     noise = np.random.default_rng(1).gumbel(size=(num, 3)).astype(np.float32)
     for to in FORMATS:
         exported = _build(saved, Options(to=to, sampled=True), Path("out"))
-        action = np.asarray(check.run(to, exported.files, obs, (noise,))[0])
+        action = np.asarray(check.run(to, exported.files, PolicyInput(obs), (noise,))[0])
         frequency = np.bincount(action, minlength=3) / num
         assert np.all(np.abs(frequency - prob) < 5 * np.sqrt(prob * (1 - prob) / num)), to
         if to != "stablehlo":
@@ -356,15 +355,15 @@ def test_sampled_gaussian_and_epsilon_greedy_use_noise_input():
     wanted = 2 * np.clip(mean + np.exp(saved.learners.params["log_std"]) * noise, -1, 1)
     for to in ("onnx", "npz"):
         files = _build(saved, Options(to=to, sampled=True), Path("out")).files
-        np.testing.assert_allclose(check.run(to, files, obs, (noise,))[0], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(check.run(to, files, PolicyInput(obs), (noise,))[0], wanted, rtol=1e-5, atol=1e-5)
     saved = untrained(envs.make("CartPole-v1", 1), "dqn", explore={"start": 0.25, "end": 0.25})
     obs = rng.normal(size=(64, 4)).astype(np.float32)
     uniform = rng.random(size=(64, 2)).astype(np.float32)
-    greedy = np.asarray(policy.greedy(saved.agent, saved.learners, obs, ())[0])
+    greedy = np.asarray(policy.greedy(saved.agent, saved.learners, PolicyInput(obs), ())[0])
     wanted = np.where(uniform[:, 0] < 0.25, (uniform[:, 1] * 2).astype(int), greedy)
     for to in ("onnx", "npz"):
         files = _build(saved, Options(to=to, sampled=True), Path("out")).files
-        np.testing.assert_array_equal(check.run(to, files, obs, (uniform,))[0], wanted)
+        np.testing.assert_array_equal(check.run(to, files, PolicyInput(obs), (uniform,))[0], wanted)
 
 
 MOMENTS = {"uniform": (1 / 2, 1 / 12), "normal": (0, 1), "gumbel": (np.euler_gamma, np.pi**2 / 6)}  # mean, variance
@@ -406,7 +405,8 @@ def test_row_agent_has_epsilon_of_first_environment():
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 2000))
     inputs = policy.PolicyInput(np.zeros((2000, 4), np.float32))
     action = np.asarray(agent.explore(saved.learners, inputs, (), noise).action)
-    greedy = int(np.asarray(policy.greedy(saved.agent, saved.learners, np.zeros((1, 4), np.float32), ())[0])[0])
+    one = policy.PolicyInput(np.zeros((1, 4), np.float32))
+    greedy = int(np.asarray(policy.greedy(saved.agent, saved.learners, one, ())[0])[0])
     assert abs((action != greedy).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 2000)
 
 
@@ -458,11 +458,13 @@ def functions():
 def test_onnx_operations_equal_jax(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
-    given = function.PolicyFunction(lambda x, noise, memory: (act(x), ()), None, spec, (), jax.eval_shape(act, spec))
+    given = function.PolicyFunction(
+        lambda given, *_: (act(given.obs), ()), None, PolicyInput(spec), (), jax.eval_shape(act, spec)
+    )
     content = {"policy.onnx": onnx_model.serialize(given)}
     for num_rows in (1, 7):  # one file serves any number of rows
         x = np.random.default_rng(num_rows).normal(size=(num_rows, 6)).astype(np.float32)
-        (found,) = check.run("onnx", content, x, ())
+        (found,) = check.run("onnx", content, PolicyInput(x), ())
         np.testing.assert_allclose(found, jax.vmap(act)(x), rtol=2e-5, atol=2e-6)
 
 
@@ -485,7 +487,7 @@ def test_custom_torso_is_exported_except_as_npz():
 
 def test_onnx_error_message_names_unsupported_operation():
     spec = ShapeDtypeStruct((6,), jnp.float32)
-    given = function.PolicyFunction(lambda x, noise, memory: (jnp.sort(x), ()), None, spec, (), spec)
+    given = function.PolicyFunction(lambda given, *_: (jnp.sort(given.obs), ()), None, PolicyInput(spec), (), spec)
     with pytest.raises(ValueError, match=r"^to onnx: an operation of the policy is not supported, got sort; use"):
         onnx_model.serialize(given)
 
@@ -501,9 +503,9 @@ def test_onnx_model_states_opset_names_and_batch_axis():
 
 def test_parts_of_observation_are_named_inputs():
     like = lambda *shape: ShapeDtypeStruct(shape, np.float32)
-    assert list(function.named(like(2))) == ["obs"]
-    assert list(function.named({"image": like(2), "goal": like(1)})) == ["obs_goal", "obs_image"]
-    assert list(function.named((like(2), {"a": like(1)}))) == ["obs_0", "obs_1_a"]
+    assert list(function.named(PolicyInput(like(2), like(3)))) == ["obs", "action_mask"]
+    assert list(function.named(PolicyInput({"image": like(2), "goal": like(1)}))) == ["obs_goal", "obs_image"]
+    assert list(function.named(PolicyInput((like(2), {"a": like(1)})))) == ["obs_0", "obs_1_a"]
     spec = EnvSpec("x", {"goal": like(2), "speed": like(1)}, Box((2,)), 1)
     saved = untrained(Env(None, None, spec), "ppo", hidden_sizes=[4])
     for to in ("stablehlo", "onnx"):
@@ -541,7 +543,7 @@ def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
     carry = rollout.initial_carry(saved.agent, 5)
     for i in range(3):
         obs = check.observations(saved.env.spec.obs, 5, seed=i)
-        action, *memory = check.run(to, content, obs, (), memory)
+        action, *memory = check.run(to, content, PolicyInput(obs), (), memory)
         decision = saved.agent.exploit(saved.learners, PolicyInput(obs), carry, None)
         carry = decision.carry
         np.testing.assert_array_equal(action, decision.action)

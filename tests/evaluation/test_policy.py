@@ -27,7 +27,7 @@ from jaxrl_fast.evaluation import episodes, policy, render, saved_run, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
-from jaxrl_fast.types import Discrete, EnvSpec, PolicyInput
+from jaxrl_fast.types import Discrete, Env, EnvSpec, PolicyInput
 from jaxrl_fast.utils import files
 
 ROOT = Path(__file__).parents[2]
@@ -167,9 +167,13 @@ def test_policy_rejects_invalid_observation(cart, obs):
     assert "\n" not in str(caught.value)
 
 
+def env_of(obs):
+    return Env(None, None, EnvSpec("x", obs, Discrete(2), 1))
+
+
 def test_as_batch_casts_boards_but_not_images():
-    bits, frames = (EnvSpec("x", jax.ShapeDtypeStruct((2, 2), d), Discrete(2), 1) for d in (np.bool_, np.uint8))
-    batch, is_one = policy.as_batch(bits, np.array([[0.0, 1.0], [1.0, 0.0]]))
+    bits, frames = (env_of(jax.ShapeDtypeStruct((2, 2), d)) for d in (np.bool_, np.uint8))
+    (batch, _), is_one = policy.as_batch(bits, np.array([[0.0, 1.0], [1.0, 0.0]]))
     assert is_one and batch.dtype == bool and batch.tolist() == [[[False, True], [True, False]]]
     with pytest.raises(ValueError, match=r"uint8\[2, 2\]"):
         policy.as_batch(frames, np.full((2, 2), 0.5))
@@ -178,14 +182,14 @@ def test_as_batch_casts_boards_but_not_images():
 def test_as_batch_accepts_tuples_and_mappings():
     """Pass tuples, lists and other mappings."""
     like = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
-    pair = EnvSpec("x", (like(2), like(2)), Discrete(2), 1)
-    batch, is_one = policy.as_batch(pair, ([1.0, 2.0], np.ones(2)))
+    pair = env_of((like(2), like(2)))
+    (batch, _), is_one = policy.as_batch(pair, ([1.0, 2.0], np.ones(2)))
     assert is_one and [x.tolist() for x in batch] == [[[1, 2]], [[1, 1]]]
     assert not policy.as_batch(pair, (np.ones((3, 2)), np.ones((3, 2))))[1]
     with pytest.raises(ValueError, match=r"^obs: x observes \('float32\[2\]', 'float32\[2\]'\)"):
         policy.as_batch(pair, np.ones(2))
-    named = EnvSpec("x", {"a": like(2), "b": like()}, Discrete(2), 1)
-    batch, is_one = policy.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
+    named = env_of({"a": like(2), "b": like()})
+    (batch, _), is_one = policy.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
     assert is_one and batch["a"].shape == (1, 2) and batch["b"].shape == (1,)
 
 

@@ -19,9 +19,9 @@ from jaxrl_fast.envs.host.bridge import choose_bridge
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.env import make_env
 from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
-from jaxrl_fast.envs.spaces import allowed
-from jaxrl_fast.envs.wrappers import frame_skip
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
+from jaxrl_fast.envs.spaces import allowed, without_mask
+from jaxrl_fast.envs.wrappers import frame_skip, image
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space, View
 from jaxrl_fast.utils.devices import num_cores
 
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
@@ -54,7 +54,15 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     open_pool = functools.partial(_open, described, num_workers, config)
     bridge = choose_bridge(described.source.env_id, config.bridge)
     env = make_env(pool, open_pool, config, bridge, num_workers=num_workers)
-    return env._replace(view=env.view._replace(resize=functools.partial(from_description, described)))
+    view = env.view._replace(resize=functools.partial(from_description, described))
+    return env._replace(view=view if described.source.changes is None else _of_whole_frames(described.source, view))
+
+
+def _of_whole_frames(source: Source, view: View) -> View:
+    """Return the view of frames before pools change them."""
+    space, frames = source.whole_space, image.parse(source.env_id, source.frame_options)
+    encode = lambda raw: image.change(frames, gymnasium_spaces.encode(space, raw))
+    return view._replace(raw_obs=jax.ShapeDtypeStruct(space.shape, space.dtype), encode_obs=encode)
 
 
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
@@ -122,6 +130,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
         encode=functools.partial(gymnasium_spaces.encode, visible(tree) if is_part else tree),
         visible=visible,
         action_mask=functools.partial(_allowed, action, mask) if mask and not isinstance(action, Box) else None,
+        mask_is_part=is_part,
         why_not_saved=lambda: method()[1],
         can_render=can_render,
     )
@@ -132,16 +141,10 @@ def describe(source: Source, quarantine: bool = False) -> Description:
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:
     """Return the functions that extract the observation and the action mask from raw observations."""
     if is_part:
-        return _without_mask, lambda raw: raw["action_mask"]
+        return without_mask, lambda raw: raw["action_mask"]
     if is_in_info:
         return lambda raw: raw["obs"], lambda raw: raw["action_mask"]
     return lambda raw: raw, None
-
-
-def _without_mask(raw: dict[str, Any]) -> PyTree:
-    """Return the parts of a dictionary except the mask; a single part without its name."""
-    rest = {name: part for name, part in raw.items() if name != "action_mask"}
-    return rest if len(rest) > 1 else next(iter(rest.values()))
 
 
 def _allowed(action: Discrete | MultiDiscrete, mask: Callable[[PyTree], PyTree], raw: PyTree) -> jax.Array:

@@ -28,6 +28,7 @@ class Source(NamedTuple):
     frame_skip: int = 1  # steps for each action
     frame_options: Mapping[str, Any] = {}  # `gray` and `resize`, as the user gave them
     changes: Mapping[str, Any] | None = None  # the arguments of `making.ChangeFrames`
+    whole_space: Any = None  # of the frames before these changes
     is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
@@ -64,7 +65,8 @@ class Source(NamedTuple):
         env.close()
         frames = image.check(self.env_id, self.frame_options, spaces.seen(space))
         first = spaces.is_channel_first_image(space.shape, space.dtype)
-        return self._replace(changes=dict(gray=frames.gray, size=frames.resize, channels_first=first))
+        changes = dict(gray=frames.gray, size=frames.resize, channels_first=first)
+        return self._replace(changes=changes, whole_space=space)
 
 
 def from_id(name: str, options: Mapping[str, Any]) -> Source:

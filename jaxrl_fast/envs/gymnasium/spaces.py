@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs.spaces import Bounds, narrow_dtype, true_bounds
+from jaxrl_fast.envs.spaces import Bounds, as_numbers, narrow_dtype, true_bounds
 from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
 from jaxrl_fast.utils.parsing import one_line
 
-MAX_BYTE = 255
 MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers
 ARRAYS = (  # the spaces whose elements are arrays of a fixed size
     gymnasium.spaces.Box,
@@ -122,8 +121,7 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
     x = x[:, None] if x.ndim == 1 else x
     if x.dtype == jnp.bool_ or x.dtype == jnp.uint8 and x.ndim > 2:
         return x
-    is_bytes = x.dtype == jnp.uint8 and isinstance(space, gymnasium.spaces.Box) and space.high.max() == MAX_BYTE
-    return x.astype(jnp.float32) / (MAX_BYTE + 1 if is_bytes else 1)  # text or memory becomes [0, 1)
+    return as_numbers(x, getattr(space, "high", 0))
 
 
 def is_channel_first_image(shape: tuple[int, ...], dtype: Any) -> bool:

@@ -50,12 +50,11 @@ class State(NamedTuple):
 def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
     """Return N environments like one that has been traced; `host_config` does not concern the device."""
     single = single._replace(spec=single.spec._replace(num_envs=num_envs))
-    encode_all = jax.vmap(functools.partial(encode, single))
-    own_obs, encode_obs = spaces.own_observation(single.raw_obs, single.spec.obs, encode_all)
+    of_player = single._replace(spec=single.spec._replace(players=()))  # an observation is that of one player
     view = View(
         to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
-        encode_obs=encode_obs,
-        own_obs=own_obs,
+        raw_obs=spaces.raw_spec(single.raw_obs, single.spec.obs),
+        encode_obs=jax.vmap(functools.partial(encode, of_player)),
         info=(*_unscaled(single), *([single.env.info] if isinstance(single.env, drawn.Drawn) else [])),
         resize=functools.partial(batch, single),
     )

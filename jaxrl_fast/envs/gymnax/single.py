@@ -6,7 +6,7 @@ action, including NaN, can leave the action space.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
-from jaxrl_fast.envs.spaces import allowed, readable, to_env_action
+from jaxrl_fast.envs.spaces import MAX_BYTE, allowed, as_numbers, readable, to_env_action
 from jaxrl_fast.envs.wrappers.frame_skip import FrameSkip
 from jaxrl_fast.envs.wrappers.ranges import Drawn
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
@@ -78,26 +78,28 @@ def action_masks(single: Single, env_state: PyTree) -> PyTree:
 
 def encode(single: Single, obs: PyTree) -> PyTree:
     """Return an observation as agents see it."""
-    return _encode(obs, single.obs_space, _is_minatar(single.env))
+    as_seen = functools.partial(_encode_leaf, _is_minatar(single.env), len(single.players))
+    return _encode(obs, single.obs_space, as_seen)
 
 
-def _encode(obs: PyTree, space: Any, bits: bool) -> PyTree:
+def _encode(obs: PyTree, space: Any, as_seen: Callable[[Any, jax.Array], jax.Array]) -> PyTree:
     if isinstance(obs, Mapping):
         inner = space.spaces if isinstance(space, spaces.Dict) else {}
-        return {name: _encode(part, inner.get(name), bits) for name, part in obs.items()}
+        return {name: _encode(part, inner.get(name), as_seen) for name, part in obs.items()}
     if isinstance(obs, tuple) and isinstance(space, spaces.Tuple) and len(obs) == len(space.spaces):
-        parts = [_encode(part, inner, bits) for part, inner in zip(obs, space.spaces)]
+        parts = [_encode(part, inner, as_seen) for part, inner in zip(obs, space.spaces)]
         return type(obs)(*parts) if hasattr(obs, "_fields") else tuple(parts)
-    return jax.tree.map(lambda leaf: _encode_leaf(jnp.asarray(leaf), space, bits), obs)
+    return jax.tree.map(lambda leaf: as_seen(space, jnp.asarray(leaf)), obs)
 
 
-def _encode_leaf(leaf: jax.Array, space: Any, bits: bool) -> jax.Array:
-    if bits:
+def _encode_leaf(is_board: bool, num_leading: int, space: Any, leaf: jax.Array) -> jax.Array:
+    if is_board:
         return leaf.astype(bool)
     if leaf.ndim == 0 and is_discrete(space):
         return jax.nn.one_hot(leaf, space.n, dtype=jnp.float32)
     leaf = jnp.atleast_1d(leaf)
-    return leaf if leaf.dtype in (jnp.bool_, jnp.uint8) else leaf.astype(jnp.float32)
+    is_image = leaf.dtype == jnp.uint8 and leaf.ndim - num_leading > 1
+    return leaf if leaf.dtype == jnp.bool_ or is_image else as_numbers(leaf, getattr(space, "high", MAX_BYTE))
 
 
 def is_discrete(space: Any) -> bool:

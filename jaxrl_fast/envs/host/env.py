@@ -65,7 +65,7 @@ def make_env(
     obs = jax.eval_shape(functools.partial(_seen, spec), raw_rows(spec).obs)
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))
-    own_obs, encode_obs = spaces.own_observation(spec.visible(spec.raw_obs), obs, spec.encode)
+    own = (lambda raw: raw) if spec.mask_is_part else spec.visible  # a mask in `info` is no part of an observation
     num_pools, total = max(config.num_async_pools, 1), config.shard.num * max(config.num_async_pools, 1)
     first = config.shard.rank * num_pools
     pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))
@@ -77,8 +77,9 @@ def make_env(
         _host(driver, config, num_workers),
         View(
             functools.partial(to_env_action, spec),
-            encode_obs,
-            own_obs,
+            spaces.raw_spec(own(spec.raw_obs), obs),
+            functools.partial(_seen, spec) if spec.mask_is_part else spec.encode,
+            spec.action_mask if spec.mask_is_part else None,
             info=_info(config, num_workers),
             warnings=warnings,
         ),

@@ -80,6 +80,7 @@ class PoolSpec(NamedTuple):
     )  # visible observations [n, ...], of at most 32 bits, for agents
     visible: Callable[[PyTree], PyTree] = lambda raw: raw  # the part of raw observations that agents may see
     action_mask: Callable[[PyTree], jax.Array] | None = None  # raw observations [n, ...] to bool [n, num_outputs]
+    mask_is_part: bool = False  # of the observation that the environment returns, and not of its `info`
     reports_game_over: bool = False
     ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games
     noop_after_last: bool = False  # the environment plays on in the step after a last one; it gets action 0, a no-op

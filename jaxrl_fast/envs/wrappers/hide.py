@@ -6,13 +6,12 @@ within a part. Hidden parts leave the observation, whose shape shrinks. Rewards 
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 
-from jaxrl_fast.envs.wrappers.wrapper import Rules, mapped, resized, wrap
+from jaxrl_fast.envs.wrappers.wrapper import Rules, mapped, raw_parts, resized, wrap
 from jaxrl_fast.types import Env, PyTree, TimeStep
 from jaxrl_fast.utils.parsing import nearest
 
@@ -39,16 +38,14 @@ def hide(env: Env, names: Sequence[str], keep_whole: bool = False) -> Env:
     """
     visible = find(env, names)
     changed = _with_rules(env, visible) if keep_whole else mapped(env, lambda timestep: _shown(visible, timestep))
-    obs, own_obs = of_spec(visible, visible.whole), env.view.own_obs
-    own_obs = None if own_obs is None else of_spec(visible, own_obs)
-    has_indices = jax.tree.leaves(own_obs) not in ([], jax.tree.leaves(obs))
     view = changed.view._replace(
-        own_obs=own_obs if has_indices else None,
-        encode_obs=partial(_encode, env, visible) if has_indices else lambda obs: obs,
+        raw_obs=env.spec.obs if env.view.raw_obs is None else env.view.raw_obs,
+        encode_obs=lambda obs: select(visible, env.view.encode_obs(obs)),
         info=(*env.view.info, f"hidden parts of the observation: {', '.join(names)} (wrap hide)"),
         resize=env.view.resize,
     )
     again = lambda other: hide(other, names, keep_whole)
+    obs = of_spec(visible, visible.whole)
     return changed._replace(spec=env.spec._replace(obs=obs), view=resized(view, again))
 
 
@@ -56,8 +53,8 @@ def find(env: Env, names: Sequence[str]) -> Visible:
     """Return the visible part of observations without the named parts. Raise ValueError if a name does not fit."""
     spec = env.spec
     paths, shapes = _paths(spec.obs)
-    own = shapes if env.view.own_obs is None else jax.tree.leaves(env.view.own_obs)
-    lengths = [x.shape[0] if x.ndim == 1 and x.shape == y.shape else 0 for x, y in zip(shapes, own, strict=True)]
+    both = zip(shapes, raw_parts(env), strict=True)
+    lengths = [x.shape[0] if x.ndim == 1 and x.shape == raw.shape else 0 for x, raw in both]
     hidden: list[set[int]] = [set() for _ in shapes]
     for name in names:
         gone = _named(name, paths, lengths)
@@ -93,31 +90,12 @@ def select(visible: Visible, obs: PyTree) -> PyTree:
     return _without_hidden(structure.unflatten(leaves))
 
 
-def fill(visible: Visible, whole: PyTree, obs: PyTree) -> PyTree:
-    """Return observations [n, ...] like `whole`, with zeros for hidden entries."""
-    structure: Any = jax.tree.structure(whole)
-    given = jax.tree.leaves(obs)
-    num, rest, found = len(given[0]), iter(given), []
-    for like, kept in zip(jax.tree.leaves(whole), visible.entries, strict=True):
-        if kept is None:
-            found.append(next(rest))
-            continue
-        zeros = jax.numpy.zeros((num, *like.shape), like.dtype)
-        found.append(zeros.at[:, kept].set(next(rest)) if kept.size else zeros)
-    return structure.unflatten(found)
-
-
 def _with_rules(env: Env, visible: Visible) -> Env:
     """Return environments whose state keeps whole observations."""
     show = lambda timestep: (timestep.obs, _shown(visible, timestep))
     wrapped = wrap(env, Rules(show, lambda memory, timestep: show(timestep)))
     view = wrapped.view._replace(whole_spec=env.spec, whole_obs=lambda state, obs: state.memory[0])
     return wrapped._replace(view=view)
-
-
-def _encode(env: Env, visible: Visible, obs: PyTree) -> PyTree:
-    """Return visible observations like `own_obs` as agents see them."""
-    return select(visible, env.view.encode_obs(fill(visible, env.view.own_obs, obs)))
 
 
 def _shown(visible: Visible, timestep: TimeStep) -> TimeStep:
@@ -171,6 +149,5 @@ def _refuse(env: Env, name: str, paths: list[str], lengths: list[int]) -> NoRetu
         raise ValueError(
             f"wrap hide: must be entries 0 to {most} of the vector that {env_id} observes, got {name}; use one of these"
         )
-    is_index = env.view.own_obs is not None
-    what = "the index of a state" if is_index else f"an array of shape {list(obs.shape)}"
+    what = "the index of a state" if obs.ndim == 1 else f"an array of shape {list(obs.shape)}"
     raise ValueError(f"wrap hide: {env_id} observes {what}, which has no parts, got {name}; leave it out")

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from jaxrl_fast.envs.wrappers.frames import change as change_frames
 from jaxrl_fast.envs.wrappers.wrapper import Rules, resized, where, wrap
-from jaxrl_fast.types import Array, Env, PyTree, TimeStep
+from jaxrl_fast.networks import reading
+from jaxrl_fast.types import Array, Env, PyTree, TimeStep, View
 from jaxrl_fast.utils.arguments import coerce, whole_number
 
 MAX_STACK, MAX_SIDE = 16, 1024
@@ -51,7 +52,7 @@ def transform(env: Env, options: Mapping[str, Any]) -> Env:
     rules = Rules(partial(_first, frames), partial(_follow, frames))
     changed = jax.ShapeDtypeStruct((*frame[:2], frame[2] * frames.frame_stack), obs.dtype)
     stack = frames.frame_stack if frames.frame_stack > 1 else 0
-    return _with_spec(wrap(env, rules), changed, stack)
+    return _with_spec(wrap(env, rules), frames, changed, stack)
 
 
 def check(env_id: str, options: Mapping[str, Any], obs: PyTree) -> Frames:
@@ -66,12 +67,31 @@ def check(env_id: str, options: Mapping[str, Any], obs: PyTree) -> Frames:
     return frames
 
 
-def _with_spec(env: Env, obs: jax.ShapeDtypeStruct, frame_stack: int) -> Env:
+def _with_spec(env: Env, frames: Frames, obs: jax.ShapeDtypeStruct, frame_stack: int) -> Env:
     """Return the environments with another description of their observation."""
     return env._replace(
         spec=env.spec._replace(obs=obs, frame_stack=frame_stack),
-        view=resized(env.view, lambda other: _with_spec(other, obs, frame_stack)),
+        view=resized(_of_stacks(env, frames), lambda other: _with_spec(other, frames, obs, frame_stack)),
     )
+
+
+def _of_stacks(env: Env, frames: Frames) -> View:
+    """Return the view of stacks of the frames that the environment returns, as its channels, the oldest first."""
+    view = env.view
+    whole: Any = env.spec.obs if view.raw_obs is None else view.raw_obs
+    name = next(name for name in whole if name != "action_mask") if view.raw_mask else ""
+    frame = whole[name] if name else whole
+    shape = (*frame.shape, 1) if frame.ndim == 2 else frame.shape
+    axis = 0 if reading.has_channels_first(frame) else 2
+    stacked = tuple(n * frames.frame_stack if i == axis else n for i, n in enumerate(shape))
+    placed = lambda obs, x: obs | {name: x} if name else x
+
+    def encode(raw: PyTree) -> Array:
+        stack = raw[name] if name else raw
+        each = (x.reshape(-1, *frame.shape) for x in jnp.split(stack, frames.frame_stack, axis=axis + 1))
+        return jnp.concatenate([change(frames, view.encode_obs(placed(raw, x))) for x in each], axis=-1)
+
+    return view._replace(raw_obs=placed(whole, jax.ShapeDtypeStruct(stacked, frame.dtype)), encode_obs=encode)
 
 
 def change(frames: Frames, obs: Array) -> Array:

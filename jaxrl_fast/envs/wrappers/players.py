@@ -21,13 +21,14 @@ def as_rows(env: Env) -> Env:
     are [N], or [N, P] if players have separate ends.
     """
     spec = env.spec
-    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), spec.obs)
+    of_player = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    obs = jax.tree.map(of_player, spec.obs)
     rows = spec._replace(obs=obs, num_envs=len(spec.players) * spec.num_envs)
     return env._replace(
         reset=partial(_reset, env),
         step=partial(_step, env, rows),
         spec=rows,
-        view=env.view._replace(own_obs=None, encode_obs=lambda obs: obs),
+        view=env.view._replace(raw_obs=jax.tree.map(of_player, env.view.raw_obs)),
     )
 
 

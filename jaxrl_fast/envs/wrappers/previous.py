@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.wrappers.wrapper import Rules, resized, wrap
+from jaxrl_fast.envs.wrappers.wrapper import Rules, raw_parts, resized, wrap
 from jaxrl_fast.types import Array, Box, Discrete, Env, PyTree, Space, TimeStep
 
 
@@ -29,14 +29,15 @@ def observe(env: Env) -> Env:
     The action is a one-hot vector for each choice, or its numbers in [-1, 1]. The reward is that of the environment.
     """
     spec, view = env.spec, env.view
-    joined = view.own_obs is None and _is_vector(spec.obs)
+    joined = _is_vector(spec.obs) and sum(x.size for x in raw_parts(env)) >= spec.obs.size  # a one-hot vector is wider
     size = spec.action.num_outputs
     parts = spec.obs, *(jax.ShapeDtypeStruct((n,), jnp.float32) for n in (size, 1))
     together: Any = jax.ShapeDtypeStruct((sum(x.shape[0] for x in parts),), jnp.float32) if joined else parts
     rules = Rules(partial(_first, joined, size), partial(_follow, joined), remember=partial(_remember, spec.action))
     told = view._replace(
-        own_obs=None if view.own_obs is None else (view.own_obs, *parts[1:]),
-        encode_obs=lambda obs: obs if view.own_obs is None else (view.encode_obs(obs[0]), *obs[1:]),
+        raw_obs=(spec.obs if view.raw_obs is None else view.raw_obs, *parts[1:]),
+        encode_obs=lambda obs: _joined(joined, view.encode_obs(obs[0]), *obs[1:]),
+        raw_mask=None if (mask_of := view.raw_mask) is None else lambda obs: mask_of(obs[0]),
         whole_spec=view.whole_spec or spec,
         whole_obs=partial(_whole, env, joined),
     )
@@ -72,8 +73,11 @@ def _follow(joined: bool, memory: Memory, after: TimeStep) -> tuple[Memory, Time
 
 
 def _told(joined: bool, timestep: TimeStep, action: Array, reward: Array) -> TimeStep:
-    parts = timestep.obs, action, reward.astype(jnp.float32)
-    return timestep._replace(obs=jnp.concatenate(parts, axis=1) if joined else parts)
+    return timestep._replace(obs=_joined(joined, timestep.obs, action, reward.astype(jnp.float32)))
+
+
+def _joined(joined: bool, *parts: PyTree) -> PyTree:
+    return jnp.concatenate(parts, axis=1) if joined else parts
 
 
 def _whole(env: Env, joined: bool, state: Any, obs: PyTree) -> PyTree:

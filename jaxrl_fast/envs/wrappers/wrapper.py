@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.async_rollout import pools_of
+from jaxrl_fast.envs.spaces import without_mask
 from jaxrl_fast.types import Array, Env, Key, PyTree, TimeStep, View
 from jaxrl_fast.types.host import HostEnv
 
@@ -38,6 +39,12 @@ def wrap(env: Env, rules: Rules) -> Env:
         host=with_pools(env.host, send=partial(_send, env, rules), receive=partial(_receive, env, rules)),
         view=resized(env.view, lambda other: wrap(other, rules)),
     )
+
+
+def raw_parts(env: Env) -> list[jax.ShapeDtypeStruct]:
+    """Return the parts of an observation as the environment returns it, in the order of those of `spec.obs`."""
+    raw: Any = env.spec.obs if env.view.raw_obs is None else env.view.raw_obs
+    return list(jax.tree.leaves(without_mask(raw) if env.view.raw_mask else raw))
 
 
 def with_pools(host: HostEnv | None, **changes: Any) -> HostEnv | None:

@@ -26,7 +26,7 @@ def describe(
         "algo": saved.settings.algo,
         "env_id": saved.env.spec.id,
         "env_options": dict(options.env_options),
-        "observation_space": str(saved.env.spec.obs),
+        "observation_space": str(function.given.obs),
         "action_space": str(saved.env.spec.action),
         "inputs": [dict(x._asdict()) for x in inputs],
         "outputs": [dict(x._asdict()) for x in (action, *remembered(function, "next_memory"))],
@@ -52,12 +52,14 @@ def usage(function: PolicyFunction, kind: str, inputs: list[Input]) -> list[str]
         for x in inputs
         if x.name.startswith("obs")
     ]
+    masks = [x.name for x in inputs if x.name == "action_mask"]
+    mask_lines = [f"{x.name} = np.ones({(2, *x.shape[1:])}, bool)" for x in inputs if x.name in masks]
     memory = [one.name for one in function.memory]
     returned = ", ".join(["action", *memory])
     if kind == "stablehlo":
-        if not hasattr(function.obs, "shape"):
-            lines = ["obs = ...  # a tree of arrays [b, ...], as the environment has it"]
-        lines += _initial(function)
+        if not hasattr(function.given.obs, "shape"):
+            lines = ["obs = ...  # a tree of arrays [b, ...], as the environment returns it"]
+        lines += [*mask_lines, *_initial(function)]
         key = ", jax.random.key_data(jax.random.key(0))" if function.noise else ""
         load = [
             "import jax, numpy as np",
@@ -65,13 +67,13 @@ def usage(function: PolicyFunction, kind: str, inputs: list[Input]) -> list[str]
             'with open("policy.stablehlo", "rb") as file:',
             "    policy = jax.jit(export.deserialize(bytearray(file.read())).call)",
         ]
-        given = ", ".join(["obs", *memory]) + key
+        given = ", ".join(["obs", *masks, *memory]) + key
         return [
             *load,
             *lines,
             f"{returned} = policy({given})  # memory for the next step" if memory else f"print(policy({given}))",
         ]
-    lines += _initial(function)
+    lines += [*mask_lines, *_initial(function)]
     lines += ["rng = np.random.default_rng()"] * bool(function.noise)
     for one in function.noise:
         draw = f"rng.{DRAWS[one.law]}(size={(2, *one.spec.shape)}).astype(np.float32)" if one.law else "..."

@@ -15,7 +15,7 @@ from jaxrl_fast.evaluation import policy
 from jaxrl_fast.evaluation.export.function import KEY, PolicyFunction, named, with_memory
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.rollout import initial_carry
-from jaxrl_fast.types import PyTree
+from jaxrl_fast.types import PolicyInput, PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
 NUM_ROWS = 256  # observations to compare on
@@ -29,7 +29,7 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     Raises:
         ValueError: If they differ by more than rounding errors.
     """
-    obs = observations(function.obs, NUM_ROWS)
+    given = observations(function.given, NUM_ROWS)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key_of_seed(0), np.arange(NUM_ROWS))
     noise = jax.vmap(function.draw)(keys) if function.noise else ()
     memory = tuple(
@@ -37,10 +37,10 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
         for i, one in enumerate(function.memory)
     )
     if function.noise:
-        wanted = jax.jit(jax.vmap(function.act))(obs, noise, memory)[0]
+        wanted = jax.jit(jax.vmap(function.act))(given, noise, memory)[0]
     else:
-        wanted = jax.jit(partial(reference, saved))(obs, memory)
-    found, wanted = np.asarray(run(kind, files, obs, noise, memory)[0]), np.asarray(wanted)
+        wanted = jax.jit(partial(reference, saved))(given, memory)
+    found, wanted = np.asarray(run(kind, files, given, noise, memory)[0]), np.asarray(wanted)
     result: dict[str, Any] = {"observations": NUM_ROWS}
     if np.issubdtype(wanted.dtype, np.integer):
         result["num_different"] = int((found != wanted).reshape(NUM_ROWS, -1).any(1).sum())
@@ -53,16 +53,16 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     return result
 
 
-def reference(saved: SavedRun, obs: PyTree, memory: tuple[Any, ...]) -> Any:
+def reference(saved: SavedRun, given: PolicyInput, memory: tuple[Any, ...]) -> Any:
     """Return the greedy actions [B, ...] of the run for inputs of the exported policy."""
     env = saved.env
     is_memory = policy.remembers(saved.agent, saved.agent.exploit, saved.learners, env.spec.obs)
     carry = with_memory(initial_carry(saved.agent, NUM_ROWS), is_memory, memory)
-    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, env.view.encode_obs(obs), carry)[0])
+    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, policy.seen(env, given), carry)[0])
 
 
 def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:
-    """Return random observations [num_rows, ...] like `spec`; state indices are 0 or 1."""
+    """Return random observations, or inputs, [num_rows, ...] like `spec`; state indices are 0 or 1."""
     rng = np.random.default_rng(seed)
 
     def draw(like: Any) -> np.ndarray:
@@ -75,7 +75,7 @@ def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:
 
 
 def run(
-    kind: str, files: Mapping[str, bytes], obs: PyTree, noise: Sequence[Any], memory: Sequence[Any] = ()
+    kind: str, files: Mapping[str, bytes], given: PolicyInput, noise: Sequence[Any], memory: Sequence[Any] = ()
 ) -> list[Any]:
     """Return the actions of an exported policy, and the next memory, for arrays [B, ...].
 
@@ -83,17 +83,19 @@ def run(
     """
     if kind == "stablehlo":
         key = [jax.random.key_data(key_of_seed(0))] * bool(noise)
-        found = export.deserialize(bytearray(files["policy.stablehlo"])).call(obs, *memory, *key)
+        call = export.deserialize(bytearray(files["policy.stablehlo"])).call
+        found = call(given.obs, *jax.tree.leaves(given.action_mask), *memory, *key)
         return list(found) if memory else [found]
     if kind == "onnx":
         import onnxruntime
 
         session = onnxruntime.InferenceSession(files["policy.onnx"], providers=["CPUExecutionProvider"])
         names = [x.name for x in session.get_inputs()]
-        assert KEY not in names and len(names) == len(named(obs)) + len(noise) + len(memory), names
-        arrays = [*jax.tree.leaves(obs), *memory, *map(np.asarray, noise)]
+        assert KEY not in names and len(names) == len(named(given)) + len(noise) + len(memory), names
+        arrays = [*jax.tree.leaves(given), *memory, *map(np.asarray, noise)]
         return list(session.run(None, dict(zip(names, arrays, strict=True))))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)
-        return [runpy.run_path(str(Path(folder, "policy.py")))["policy"](obs, *map(np.asarray, noise))]
+        act = runpy.run_path(str(Path(folder, "policy.py")))["policy"]
+        return [act(*jax.tree.leaves(given), *map(np.asarray, noise))]

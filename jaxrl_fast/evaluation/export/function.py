@@ -12,12 +12,13 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast import kernels
-from jaxrl_fast.evaluation.policy import remembers
+from jaxrl_fast.evaluation.policy import raw_obs, remembers, seen, takes_mask
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree, SampleNoise
 from jaxrl_fast.utils.random import key_of_seed
 
+OBSERVED, MASK = "an observation as the environment returns it", "which actions are allowed; if none is, all are"
 KEY = "key"  # the input of a sampled policy that draws its random numbers itself
 
 
@@ -40,9 +41,9 @@ class Memory(NamedTuple):
 class PolicyFunction(NamedTuple):
     """A policy for single rows, with all preprocessing of observations and scaling of actions."""
 
-    act: Callable[..., tuple[Array, tuple[Array, ...]]]  # (obs, arrays of `noise`, of `memory`) to action and memory
+    act: Callable[..., tuple[Array, tuple[Array, ...]]]  # (given, arrays of `noise`, of `memory`) to action and memory
     draw: Callable[[Key], tuple[Array, ...]]  # the noise of one row
-    obs: PyTree  # ShapeDtypeStruct of one observation
+    given: PolicyInput  # ShapeDtypeStruct of what the environment returns: an observation, and a mask or None
     noise: tuple[Noise, ...]  # () for a greedy policy
     action: ShapeDtypeStruct
     memory: tuple[Memory, ...] = ()  # () for a policy without memory
@@ -72,12 +73,12 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     noise = _describe(agent, parts, axes) if sampled else ()
     places = [i for i, part in enumerate(parts) if _is_random(part)]
 
-    def act(obs, given, memory):
-        """Return the environment's action for one observation, and the next memory."""
+    def act(given, drawn, memory):
+        """Return the environment's action for one input, and the next memory."""
         filled = list(parts)
-        for i, one, x in zip(places, noise, given, strict=False):
+        for i, one, x in zip(places, noise, drawn, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
-        inputs = PolicyInput(env.view.encode_obs(jax.tree.map(lambda x: x[None], obs)))
+        inputs = seen(env, jax.tree.map(lambda x: x[None], given))
         carry = with_memory(initial, is_memory, [x[None] for x in memory])
         decision = decide(state, inputs, carry, structure.unflatten(filled))
         following = tuple(x[0] for x, flag in zip(jax.tree.leaves(decision.carry), is_memory) if flag)
@@ -88,13 +89,14 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         found = jax.tree.leaves(_noise_of_row(agent, key))
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
-    obs = env.spec.obs if env.view.own_obs is None else env.view.own_obs
+    mask: Any = ShapeDtypeStruct((env.spec.action.num_outputs,), jnp.bool_)
+    given = PolicyInput(raw_obs(env), mask if takes_mask(env) else None)
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))
     with kernels.portable():
-        action, _ = jax.eval_shape(act, obs, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
-    return PolicyFunction(act, draw, obs, noise, action, memory)
+        action, _ = jax.eval_shape(act, given, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
+    return PolicyFunction(act, draw, given, noise, action, memory)
 
 
 def with_memory(carry: PyTree, is_memory: list[bool], memory: Iterable[Array]) -> PyTree:
@@ -105,10 +107,10 @@ def with_memory(carry: PyTree, is_memory: list[bool], memory: Iterable[Array]) -
 
 
 def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
-    """Return the inputs in their order: the parts of an observation, the memory, then a key if `keyed`, or noise."""
+    """Return the inputs in their order: parts of an observation, mask, memory, then a key if `keyed`, or noise."""
     found = [
-        Input(name, ("b", *spec.shape), str(spec.dtype), "an observation in each row")
-        for name, spec in named(function.obs).items()
+        Input(name, ("b", *spec.shape), str(spec.dtype), MASK if name == "action_mask" else OBSERVED)
+        for name, spec in named(function.given).items()
     ] + remembered(function, "memory")
     if function.noise and keyed:
         key = jax.random.key_data(key_of_seed(0))
@@ -134,10 +136,10 @@ def remembered(function: PolicyFunction, name: str) -> list[Input]:
     ]
 
 
-def named(obs: PyTree) -> dict[str, Any]:
-    """Return the parts of an observation by name: "obs" for a single array, else "obs_" and the path of the part."""
-    parts = jax.tree_util.tree_leaves_with_path(obs)
-    return {"_".join(["obs", jax.tree_util.keystr(p, simple=True, separator="_")][: 1 + bool(p)]): x for p, x in parts}
+def named(given: PolicyInput) -> dict[str, Any]:
+    """Return the arrays of an input by name: "obs", or "obs_" and the path of each part, and "action_mask"."""
+    parts = jax.tree_util.tree_leaves_with_path(given)
+    return {jax.tree_util.keystr(path, simple=True, separator="_"): x for path, x in parts}
 
 
 def _noise_of_row(agent: Agent, key: Key) -> PyTree:

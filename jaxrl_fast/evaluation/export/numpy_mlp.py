@@ -1,6 +1,7 @@
 """Export an MLP as arrays (npz) and a module of a few lines that computes the policy with numpy alone."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,16 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.evaluation.export.function import PolicyFunction
+from jaxrl_fast.envs.spaces import MAX_BYTE, describe_obs
+from jaxrl_fast.evaluation.export.function import PolicyFunction, named
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.networks import reading
 from jaxrl_fast.options.algorithm import ActorCritic
 from jaxrl_fast.options.dqn import DQN
 from jaxrl_fast.options.explore import StateDependent, squashes
 from jaxrl_fast.options.value import Mean
-from jaxrl_fast.rl import normalize, value_distributions
+from jaxrl_fast.rl import distributions, normalize, value_distributions
 from jaxrl_fast.runs import checkpoint
-from jaxrl_fast.types import Discrete, MultiDiscrete
+from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 
 ACTOR = "learner/params/actor/params/"
 NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "pqn": "params/params/"}
@@ -26,6 +28,7 @@ NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR}
 LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
 PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
 IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # parameters that greedy actions do not depend on
+NUM_SAMPLES = 256  # observations by which the encoding is recognized
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,8 +42,8 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
     config = saved.settings.agent
     if saved.settings.algo not in NETWORKS:
         raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
-    if not hasattr(function.obs, "shape"):
-        raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.obs))}")
+    if not hasattr(function.given.obs, "shape"):
+        raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.given.obs))}")
     if function.memory and not config.has_memory:
         of_noise = "noise ou" if isinstance(config, ActorCritic) else "policy gsde"
         raise _unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
@@ -85,9 +88,7 @@ def _layers(saved: SavedRun) -> Arrays:
 
 def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
     """Yield the lines above the body of `policy`."""
-    noise = "".join(f", {one.name}" for one in function.noise)
-    inputs = [("obs", function.obs), *((one.name, one.spec) for one in function.noise)]
-    shapes = [f"{name} {spec.dtype}{['B', *spec.shape]}" for name, spec in inputs]
+    shapes = [f"{name} {spec.dtype}{['B', *spec.shape]}" for name, spec in _signature(function)]
     yield f'"""The policy of {saved.env.spec.id}: policy.npz and numpy. Written by jaxrl_fast."""'
     yield from ("from pathlib import Path", "", "import numpy as np", "")
     yield from ('A = dict(np.load(Path(__file__).with_name("policy.npz")))', "", "")
@@ -100,22 +101,29 @@ def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
     relu = saved.settings.agent.network.activation == "relu"
     result = "np.maximum(x, 0)" if relu else "np.tanh(x)"
     yield from (f"    return {result}", "", "")
-    yield f"def policy(obs{noise}):"
+    yield f"def policy({', '.join(name for name, _ in _signature(function))}):"
     result = f"{function.action.dtype}{['B', *function.action.shape]}"
     yield f"    # {', '.join(shapes)} -> {result}".replace("'", "")
 
 
+def _signature(function: PolicyFunction) -> list[tuple[str, Any]]:
+    return [*named(function.given).items(), *((one.name, one.spec) for one in function.noise)]
+
+
 def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
     """Yield the lines from an observation to the network's input."""
-    obs, spec = function.obs, saved.env.spec.obs
-    if saved.env.view.own_obs is not None:
-        num = spec.shape[0]
-        if not np.array_equal(saved.env.view.encode_obs(jnp.arange(num)), np.eye(num)):
-            raise _unsupported("needs the states 0, 1, ... as one-hot vectors, got another encoding")
-        yield f"x = np.eye({num}, dtype=np.float32)[obs]"
-    else:
+    obs, spec, encode = function.given.obs, saved.env.spec.obs, saved.env.view.encode_obs
+    sample = np.arange(NUM_SAMPLES * math.prod(obs.shape)).astype(obs.dtype).reshape(NUM_SAMPLES, *obs.shape)
+    encoded, flat = np.asarray(encode(sample)).reshape(NUM_SAMPLES, -1), sample.reshape(NUM_SAMPLES, -1)
+    if np.array_equal(encoded, np.eye(*encoded.shape)):
+        yield f"x = np.eye({spec.shape[0]}, dtype=np.float32)[obs]"
+    elif np.array_equal(encoded, flat) or np.array_equal(encoded, flat / np.float32(MAX_BYTE + 1)):
         yield f"x = np.asarray(obs).astype(np.{obs.dtype.name if obs.dtype != bool else 'bool_'})"
         yield "x = x.reshape(len(x), -1).astype(np.float32)"
+        if not np.array_equal(encoded, flat):
+            yield f"x = x / np.float32({MAX_BYTE + 1})"
+    else:
+        raise _unsupported(f"needs observations as vectors or as states 0, 1, ..., got {describe_obs(obs)}")
     stats = getattr(getattr(saved.learners, "learner", saved.learners), "observations", None)
     if stats is not None:
         arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
@@ -154,13 +162,22 @@ def _decide(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterat
     """Yield the lines from the network's output to the action."""
     space, to_env_action = saved.env.spec.action, saved.env.view.to_env_action
     law = function.noise[0].law if function.noise else ""
+    masked = function.given.action_mask is not None
+    if masked and not isinstance(space, Box):
+        cuts = np.cumsum(space.nums)[:-1].tolist() if isinstance(space, MultiDiscrete) else []
+        yield f"parts = np.split(np.asarray(action_mask, bool), {cuts}, axis=-1)"
+        yield "allowed = np.concatenate([part | ~part.any(-1, keepdims=True) for part in parts], axis=-1)"
+        yield f"x = np.where(allowed, x, np.float32({distributions.FORBIDDEN!r}))"
     if law == "gumbel":
         yield "x = x + gumbel"
     if isinstance(space, Discrete):
         first = int(to_env_action(jnp.zeros(1, jnp.int32))[0])
         yield f"action = x.argmax(-1){f' + {first}' if first else ''}"
         if law == "uniform":
-            yield f"anything = np.minimum((uniform[:, 1] * {space.num}).astype(np.int32), {space.num - 1})"
+            yield f"count = {'allowed.sum(-1)' if masked else space.num}"
+            yield "anything = np.minimum((uniform[:, 1] * count).astype(np.int32), count - 1)"
+            if masked:
+                yield "anything = (np.cumsum(allowed, -1) > anything[:, None]).argmax(-1)"
             start = f" + {first}" if first else ""
             yield f"action = np.where(uniform[:, 0] < {_epsilon(saved)!r}, anything{start}, action)"
         yield "return action.astype(np.int32)"

@@ -27,9 +27,9 @@ LOOPS = {"scan", "while", "cond"}  # equations with bodies that are not plain ca
 
 
 def serialize(function: PolicyFunction) -> bytes:
-    """Return the policy as an ONNX model, from observations [b, ...] and noise [b, ...] to actions [b, ...].
+    """Return the policy as an ONNX model, from observations, masks and noise [b, ...] to actions [b, ...].
 
-    The arrays of a memory follow the observations, and the next ones the actions.
+    The arrays of a memory follow the observations and masks, and the next ones the actions.
 
     Raises:
         ValueError: If an operation of the policy has no counterpart in `onnx_ops`.
@@ -39,17 +39,17 @@ def serialize(function: PolicyFunction) -> bytes:
     (num_rows,) = export.symbolic_shape(BATCH)
     wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
     memory, noise = tuple(one.initial for one in function.memory), tuple(one.spec for one in function.noise)
-    act = lambda obs, memory, noise: function.act(obs, noise, memory)
+    act = lambda given, memory, noise: function.act(given, noise, memory)
     with kernels.portable():
-        closed = jax.make_jaxpr(jax.vmap(act))(*jax.tree.map(wide, (function.obs, memory, noise)))
-    names = [*named(function.obs), *(one.name for one in function.memory), *(one.name for one in function.noise)]
+        closed = jax.make_jaxpr(jax.vmap(act))(*jax.tree.map(wide, (function.given, memory, noise)))
+    names = [*named(function.given), *(one.name for one in function.memory), *(one.name for one in function.noise)]
     graph = Graph(names[0])
     outputs = [ACTION, *(x.name for x in remembered(function, "next_memory"))]
     results = _evaluate(graph, closed.jaxpr, closed.consts, names, [True] * len(outputs))
     for result, name in zip(results, outputs, strict=True):
         graph.nodes.append(helper.make_node("Identity", [graph.name(result)], [name]))
     describe = lambda name, x: helper.make_tensor_value_info(name, type_of(x.dtype), [BATCH, *x.shape])
-    specs = [*jax.tree.leaves(function.obs), *memory, *noise]
+    specs = [*jax.tree.leaves(function.given), *memory, *noise]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
