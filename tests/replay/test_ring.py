@@ -18,7 +18,7 @@ from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Box, Discrete, Env, EnvSpec, TimeStep, Transition
 from jaxrl_fast.utils import memory
 from tests.helpers import slow
-from tests.helpers.histories import CASES, GAMMA, NUM_HISTORIES, STACKED, history, known, same, seeds, spec
+from tests.helpers.histories import CASES, GAMMA, NUM_HISTORIES, history, known, same, seeds, spec
 
 NUM_DRAWS = 16
 MANY = Discrete(2**31 - 1)  # the action is the number of its step and identifies its row
@@ -100,25 +100,6 @@ def compare(told, rows, which):
     same((rows.obs, rows.next_obs), jax.tree.map(lambda x: x[at], (told.obs, told.next_obs)))
     same(rows.discount, told.discount[at])
     np.testing.assert_allclose(rows.reward, told.reward[at], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STACKED)
-@settings(max_examples=2)
-@given(seed=seeds)
-def test_ring_of_single_frames_reads_same_stacks_as_ring_of_whole_stacks(name, seed):
-    case = CASES[name]
-    steps = history(case, seed).steps
-    _, once = jax.device_get(fill_many(case.layout, case.rollout_length, steps))
-    whole_ring, whole = jax.device_get(fill_many(case.layout._replace(frame_stack=0), case.rollout_length, steps))
-    assert whole_ring.age == ()
-    for i in range(case.num_steps // case.rollout_length):
-        can = known(case, (i + 1) * case.rollout_length)
-        number = once.rows.action[:, i] - 1
-        readable = (number >= 0) & can[number]
-        assert (whole.num_readable[:, i] >= once.num_readable[:, i]).all()
-        rows = lambda x: x[:, i][readable]  # noqa: B023
-        same(jax.tree.map(rows, once.rows), jax.tree.map(rows, whole.rows))
 
 
 @pytest.mark.parametrize("name", [n if n in ("vector", "gray") else slow(n) for n in CASES])
@@ -277,22 +258,6 @@ def test_draw_and_read_ignore_rows_beyond_size():
 # By hand ---------------------------------------------------------------------------------------
 
 
-def test_two_step_returns_match_hand_computation():
-    """Rewards are 1 2 4 8 0, and the fourth step terminates: 1 + .5 * 2, 2 + .5 * 4, 4 + .5 * 8, and 8."""
-    layout = replay_ring.ReplayConfig(6, 1, n_step=2)
-    column = lambda *x: jnp.array(x, jnp.float32)[:, None]
-    last = column(0, 0, 0, 1, 0, 0) > 0
-    steps = Transition(
-        column(0, 1, 2, 3, 4, 5), jnp.zeros((6, 1), jnp.int32),
-        column(1, 2, 4, 8, 0, 16), column(1, 1, 1, 0, 1, 1), last, column(1, 1, 1, 1, 0, 1) > 0, (),
-    )  # fmt: skip
-    ring = replay_ring.add(layout, replay_ring.init(layout, jax.ShapeDtypeStruct((), jnp.float32), Discrete(2)), steps)
-    sample = replay_ring.read(layout, ring, jnp.arange(4), jnp.zeros(4, jnp.int32), 0.5)
-    np.testing.assert_array_equal(sample.reward, [2, 4, 8, 8])
-    np.testing.assert_array_equal(sample.discount, [0.25, 0.25, 0, 0])
-    np.testing.assert_array_equal(sample.next_obs, [2, 3, 4, 4])  # 4 is the final observation of the episode
-
-
 @pytest.mark.slow
 def test_frame_stacks_match_hand_computation():
     """Frames are 5 6 7, a reset to 1, then 2. Check stacks of three before, at and after the reset."""
@@ -312,16 +277,6 @@ def test_frame_stacks_match_hand_computation():
 
 
 # Seeds -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_vmapped_rings_equal_single_rings():
-    case = CASES["gray"]
-    steps = history(case, 5).steps
-    rings, seen = fill_many(case.layout, case.rollout_length, steps)
-    alone = jax.jit(functools.partial(fill, case.layout, case.rollout_length))
-    for h in (0, 1):
-        same(*(jax.tree.map(lambda x: x[h], (rings, seen)), alone(jax.tree.map(lambda x: x[h], steps))))  # noqa: B023
 
 
 # Size and cost ---------------------------------------------------------------------------------

@@ -741,6 +741,53 @@ def test_run_on_full_disk_resumes_bit_identically(tmp_path, unbroken):
     same(folder, tmp_path / "whole")
 
 
+NO_RIGHT = """
+import sys
+from jaxrl_fast import train
+from jaxrl_fast.config import cli
+from jaxrl_fast.runs import checkpoint, checkpoint_saver
+write, left = checkpoint.write, [2]
+
+def write_then_lose_the_right(*args):  # after the second checkpoint, to both folders
+    write(*args)
+    left[0] -= 1
+    if left[0] == 0:
+        for folder in (args[0].parent, args[0].parents[1]):
+            folder.chmod(0o500)
+
+checkpoint_saver.write = write_then_lose_the_right
+cli.start(lambda: train.main(sys.argv[1:]))
+"""
+DROP_RIGHT = """
+import ctypes, os, sys
+failed = ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE of linux/prctl.h, capability.h
+if failed and os.geteuid() == 0:
+    sys.exit(77)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="dropping the capability of root needs Linux")
+def test_run_that_loses_write_permission_resumes_bit_identically(tmp_path, unbroken):
+    """If root runs the test, it drops the capability to override file permissions."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), tmp_path / "whole")
+    command = [sys.executable, "-c", DROP_RIGHT, "-c", NO_RIGHT, *line_of("pqn", folder)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    if ended.returncode == 77:
+        pytest.skip("root cannot drop CAP_DAC_OVERRIDE here")
+    for locked in (folder, folder / paths.CHECKPOINTS):
+        assert locked.stat().st_mode & 0o777 == 0o500
+        locked.chmod(0o700)
+    saved = checkpoint.folders(folder / paths.CHECKPOINTS)
+    assert ended.returncode == 1 and len(saved) == 2, ended.stderr
+    assert ended.stderr.endswith(f"error: {folder}: its last checkpoint and summary.json could not be written\n")
+    assert f"a checkpoint could not be written (Permission denied); the last one is {saved[-1]}" in ended.stderr
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, tmp_path / "whole")
+
+
 def test_json_lines_writes_pending_lines_after_full_disk(tmp_path, monkeypatch):
     lines = jsonl.JsonLines(tmp_path / "metrics.jsonl")
     lines.write([{"a": 1}])
