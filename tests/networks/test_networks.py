@@ -305,10 +305,7 @@ def test_actor_critic_shares_convolutions_but_not_dense_torso_by_default(obs, sh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("obs", "kind"),
-    [(VECTOR, "mlp"), (BOARD, "minatar"), (BOARD, "impala")],
-)
+@pytest.mark.parametrize(("obs", "kind"), [(VECTOR, "mlp"), (BOARD, "minatar"), (BOARD, "impala")])
 def test_init_makes_scaled_orthogonal_kernels_and_zero_biases(obs, kind):
     params = start(networks.actor_critic(obs, 3, kind=kind, hidden=(32, 32)))
     for path, leaf in leaves(params):
