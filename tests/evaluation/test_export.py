@@ -494,9 +494,7 @@ def test_build_rejects_export_that_acts_differently(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algo", "kind", "to"), [("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")]
-)
+@pytest.mark.parametrize(("algo", "kind", "to"), [("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")])
 def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
     """Over three steps, the exported policy with its own memory output returns the actions and carry of the agent."""
     saved = untrained(envs.make("CartPole-v1", 1), algo, hidden_sizes=[4], memory={"kind": kind, "size": 3})

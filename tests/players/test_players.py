@@ -474,6 +474,7 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(now.episodes.length[:, 0], [2, 2, 8, 8])
         np.testing.assert_array_equal(now.episodes.finished, 1)
 
+
 def test_environment_rejects_ends_for_another_number_of_players():
     class Two(Lives):
         def is_truncated(self, state, params):

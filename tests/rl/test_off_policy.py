@@ -34,7 +34,7 @@ def due(schedule, counts, num_updates):
 # Gradient steps
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 10, 64, 1000, 4096])
+@pytest.mark.parametrize("num_envs", [1, 10, 4096])
 @settings(max_examples=12)
 @given(RATIOS, st.integers(1, 9), st.integers(0, 60_000))
 @example(0.1, 1, 0)
@@ -136,20 +136,6 @@ def test_update_target_copies_after_each_period_of_environment_steps(ratio, peri
     np.testing.assert_array_equal(found, expected)
     num_moves = int((np.diff(found, prepend=0) > 0).sum())
     assert num_moves == (200 if often else periods[200])
-
-
-@pytest.mark.parametrize("ratio", [0.5, 1, 1.5, 2, 20])
-def test_update_target_with_period_1_moves_after_every_gradient_step(ratio):
-    ratio = as_fraction(ratio)
-    np.testing.assert_array_equal(target_history(ratio.numerator, ratio.denominator, 1), range(1, 201))
-
-
-@pytest.mark.parametrize(("ratio", "num_moves"), [(0.5, 100), (1, 50), (1.5, 33), (2, 25), (20, 2)])
-def test_update_target_with_period_4_moves_every_4_environment_steps(ratio, num_moves):
-    """200 gradient steps are 200 / ratio environment steps."""
-    ratio = as_fraction(ratio)
-    found = np.asarray(target_history(ratio.numerator, ratio.denominator, 4))
-    assert (np.diff(found, prepend=0) > 0).sum() == num_moves
 
 
 def test_update_target_with_tau_below_1_is_moving_average():
