@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import jaxrl_fast
-from jaxrl_fast import envs, train
+from jaxrl_fast import envs
 from jaxrl_fast.envs.host import env as host_env
 from jaxrl_fast.envs.host import pool as host_pool
 from jaxrl_fast.envs.host.config import HostEnvConfig, Shard
 from jaxrl_fast.envs.host.pool import PoolSpec, Row, seeds_of
-from jaxrl_fast.runs import files
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Discrete, EnvSpec
 
@@ -299,7 +298,7 @@ SHORT = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, dict(async_pools=2), dict(async_pools=2, overlap=True)], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(async_pools=2, overlap=True)], ids=str)
 @pytest.mark.slow
 def test_ppo_trains_and_evaluates(options, tmp_path):
     run = jaxrl_fast.fit(**SHORT, **options, run_dir=str(tmp_path / "run"))
@@ -308,28 +307,3 @@ def test_ppo_trains_and_evaluates(options, tmp_path):
     training, evaluation = seeds_of((3, build.TRAINING, 0), 4), seeds_of((3, build.EVALUATION, 0), 2)
     assert opened() == training + evaluation and len(set(opened())) == 6
     assert EVENTS.count(("close",)) == max(options.get("async_pools", 0), 1) + 1 and not host_pool.OPEN_POOLS
-
-
-@pytest.mark.slow
-def test_exact_resume_reseeds_pools_at_checkpoints(tmp_path):
-    options = SHORT | dict(exact_resume=True, save_every=160, eval_every=160)
-    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
-    reseeded = [seeds for event, *rest in EVENTS if event == "reseed" for seeds in rest]
-    assert seeds_of((3, build.TRAINING, 5), 4) in reseeded, "160 steps are 5 updates"
-    assert seeds_of((3, build.EVALUATION, 1), 2) in reseeded
-    assert not host_pool.OPEN_POOLS
-
-
-@pytest.mark.slow
-def test_fit_raises_environment_exception_and_marks_run_failed(tmp_path):
-    options = dict(fails_at=20, error=BrokenError(3, "a wheel came off"))
-    module = sys.modules["jaxrl_fast.envs.counting"]
-    module.make = lambda name, num_envs, _, config: make(name, num_envs, options, config)
-    with pytest.raises(BrokenError) as raised:
-        jaxrl_fast.fit(**SHORT, run_dir=str(tmp_path / "run"))
-    assert raised.value is options["error"]
-    summary = files.read_summary(tmp_path / "run")
-    assert summary["status"] == "failed" and "a wheel came off" in summary["failure"]
-    line = "ppo --env counting/Up-v0 --num-envs 4 --total-steps 320 --rollout-length 8 --num-minibatches 1"
-    with pytest.raises(BrokenError):
-        train.main([*line.split(), "--no-tensorboard", "--run-dir", str(tmp_path / "other")])
