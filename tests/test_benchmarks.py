@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,7 +19,6 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast.config import load
 from jaxrl_fast.options.declare import configure
-from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for a script
@@ -144,17 +141,6 @@ def test_atari_steps_use_callback_when_ffi_check_failed(tmp_path, monkeypatch):
     assert on_a_gpu.hidden_settings(PARTS["speed"][0], "callback") == {}
 
 
-def test_same_bits_compares_second_mode_when_first_mode_fails(monkeypatch):
-    def ends(words, env, **_):
-        failed = env.get("XLA_FLAGS") == on_a_gpu.SAME_BITS["XLA_FLAGS"]
-        out = "a warning\n" + json.dumps({"ppo": "ab", "dqn": "cd"})
-        return subprocess.CompletedProcess(words, int(failed), out, "Traceback\nRuntimeError: no\n" if failed else "")
-
-    monkeypatch.setattr(on_a_gpu.subprocess, "run", ends)
-    found = {"deterministic": {"failed": "RuntimeError: no"}, "as_it_is": {"ppo": True, "dqn": True}}
-    assert on_a_gpu.same_bits() == found
-
-
 @pytest.mark.slow
 def test_step_past_time_limit_can_save_before_it_is_killed():
     saves = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(143)))"
@@ -197,18 +183,6 @@ def test_main_without_gpu_prints_one_line_and_measures_nothing(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert out == "" and err == "nothing is measured: JAX computes on the cpu here; --any-device measures anyway\n"
     assert not (tmp_path / "results").exists()
-
-
-def test_replay_speed_runs_without_flashbax(tmp_path, monkeypatch):
-    import replay_speed
-
-    monkeypatch.setattr(replay_speed.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(replay_speed, "measure", lambda case, contenders, *_: [{"buffer": name} for name in contenders])
-    monkeypatch.setattr(sys, "argv", ["replay_speed.py", "--output", str(tmp_path / "replay.json")])
-    replay_speed.main()
-    content = json.loads((tmp_path / "replay.json").read_text())
-    assert {case["buffer"] for case in content["cases"]} == {"ours", "pairs", "ours, prioritized"}
-    assert "flashbax" in content["left_out"]
 
 
 def test_report_with_append_keeps_earlier_cases(tmp_path):
@@ -279,49 +253,6 @@ def test_dqn_speed_times_preset_from_first_gradient_step(tmp_path, monkeypatch):
         (64, 0.25, 1280),
         (65_536, 0.25, 40),
     ]
-
-
-def atari_args(**changed):
-    """Return the command line arguments of atari_speed.py."""
-    given = dict(preset="ppo_pong_fast", threads=0, bridge="auto", async_pools="0,2", rounds=2, seconds=0.0)
-    return SimpleNamespace(**given | {"contenders": "raw,acting,training,overlapped,network"} | changed)
-
-
-def test_atari_measure_yields_case_after_each_contender(monkeypatch):
-    import atari_speed
-
-    made = []
-    maker = lambda name: lambda: made.append(name) or (lambda: None)
-    makers = {name: maker(name) for name in ("raw_sync", "acting_0", "network")}
-    monkeypatch.setattr(atari_speed, "contenders", lambda *_: makers)
-    monkeypatch.setattr(
-        atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), SINGLE_DEVICE)
-    )
-    cases = atari_speed.measure(8, atari_args())
-    first, second = next(cases), next(cases)
-    assert made == ["raw_sync", "acting_0"], "a contender is created only before its first timing"
-    assert first["rounds"] == 0 and "raw_steps_per_s" in first and "acting_0_steps_per_s" not in first
-    assert "acting_0_of_raw" in second and "acting_0_of_bound" not in second
-    last = list(cases)[-1]
-    assert last["rounds"] == 2 and "acting_0_of_bound" in last and made == [*makers]
-
-
-def test_atari_options_select_contenders_and_host_bridge(monkeypatch):
-    import atari_speed
-
-    asked = []
-
-    def build(settings, *_):
-        asked.append(settings.options.host.bridge)
-        return settings, None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE
-
-    monkeypatch.setattr(atari_speed.build, "build", build)
-    monkeypatch.setattr(atari_speed.envs, "make", lambda *_, **__: None)
-    ways = ["acting_0", "training_0", "acting_2", "training_2", "overlapped_2"]
-    assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "network"]
-    few = atari_args(async_pools="0", contenders="raw,acting,training,network", bridge="callback")
-    assert [*atari_speed.contenders(1024, few)] == ["raw_sync", "raw_async", "acting_0", "training_0", "network"]
-    assert asked == ["auto", "callback"]
 
 
 @pytest.mark.slow
@@ -449,25 +380,6 @@ def test_kernels_benchmark_rotates_order_of_variants_over_rounds(monkeypatch, tm
     assert list(row["variants"]) == ["all", "without_dense", "xla"] and row["variants"]["all"]["ratio"] == 1
     assert seen[4:] == ["all", "without_dense", "xla", "without_dense", "xla", "all", "xla", "all", "without_dense"]
     assert row["num_envs"] == 64 and row["env_steps"] % (64 * 128) == 0
-
-
-@pytest.mark.slow
-def test_kernels_variant_trains_with_its_kernel_disabled(monkeypatch):
-    import kernels
-    import side_by_side
-
-    monkeypatch.setenv(kernels.VARIABLE, "auto")
-    built, build = [], side_by_side.build
-
-    def build_and_look(*words, **options):
-        built.append(os.environ[kernels.VARIABLE])
-        return build(*words, **options)
-
-    monkeypatch.setattr(side_by_side, "build", build_and_look)
-    monkeypatch.setitem(kernels.ROWS, "ppo_cartpole", dict(preset="ppo_cartpole", num_envs=8, total_steps=8192))
-    run = kernels.Run("ppo_cartpole", "without_dense", 8)
-    assert run.speed(2) > 0
-    assert built == ["conv,layer_norm,allreduce,host_call"] and os.environ[kernels.VARIABLE] == "auto"
 
 
 @pytest.mark.slow  # two compilations

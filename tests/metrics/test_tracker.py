@@ -1,6 +1,5 @@
 """Test records, windows and statistics against hand calculations and scipy."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given
