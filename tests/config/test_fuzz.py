@@ -213,7 +213,7 @@ ENVS = [
 def test_any_options_give_plan_or_one_line_error(algo):
     """Each option may be valid alone, but not with the others, the environment or the memory."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     @given(
         st.fixed_dictionaries({"env": st.sampled_from(ENVS)}, optional=OPTIONS),
         st.fixed_dictionaries({}, optional=OF_AGENTS[algo]),
