@@ -80,6 +80,9 @@ def check(seed, num_images, sizes, side, channels, stride, activation):
     stride=st.integers(1, 6),
     activation=st.sampled_from(list(AFTER)),
 )
+@hypothesis.example(seed=0, num_images=25, side=3, beyond=(4, 4), depth=3, channels=17, stride=1, activation="relu")
+@hypothesis.example(seed=0, num_images=2, side=2, beyond=(5, 3), depth=4, channels=9, stride=5, activation="relu")
+@hypothesis.example(seed=0, num_images=0, side=4, beyond=(0, 0), depth=16, channels=40, stride=1, activation="relu")
 def test_conv2d_values_and_gradients_equal_float64_oracle(
     seed, num_images, side, beyond, depth, channels, stride, activation
 ):

@@ -66,6 +66,9 @@ def check(seed, sizes, activation, board):
     activation=st.sampled_from(list(AFTER)),
     board=st.booleans(),
 )
+@hypothesis.example(seed=0, sizes=(1, 9, 30), activation="tanh", board=True)
+@hypothesis.example(seed=0, sizes=(13, 1, 30), activation="tanh", board=False)
+@hypothesis.example(seed=0, sizes=(13, 9, 1), activation="tanh", board=True)
 def test_dense_values_and_gradients_equal_float64_oracle(seed, sizes, activation, board):
     """Sizes include one row, one input, one output, and widths that fill no register."""
     check(seed, sizes, activation, board)
