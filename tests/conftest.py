@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import warnings
+from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -67,9 +68,13 @@ def pytest_collection_modifyitems(config, items):
     """
     lines = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8").splitlines()
     slow, nightly = {item for item in items if item.get_closest_marker("slow")}, set()
+    by_file = defaultdict(list)
+    for item in items:
+        by_file[item.nodeid.partition("::")[0]].append(item)
     for line in lines:
         if line and not line.startswith("#"):
-            found = [item for item in items if re.fullmatch(line, item.nodeid)]
+            file = line.partition("::")[0].replace("\\", "")
+            found = [item for item in by_file[file] if re.fullmatch(line, item.nodeid)]
             if not found and config.args == config.getini("testpaths") and not config.option.markexpr:
                 raise pytest.UsageError(f"tests/nightly.txt: no test matches {line}")
             nightly.update(found)

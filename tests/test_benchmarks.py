@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,7 +19,6 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast.config import load
 from jaxrl_fast.options.declare import configure
-from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for a script
@@ -70,15 +67,6 @@ def test_training_command_resumes_when_config_exists(tmp_path):
     assert words() == ["-m", "jaxrl_fast.train", "--host.bridge", "auto", "--resume", str(place)]
 
 
-def test_child_process_finds_package_and_keeps_pythonpath(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
-    environment = on_a_gpu.environment()
-    assert environment["PYTHONPATH"].endswith(":/somewhere/else")
-    code = "import jaxrl_fast; print(jaxrl_fast.__file__)"
-    out = subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=tmp_path, text=True)
-    assert Path(out.strip()).parent.parent == BENCHMARKS.parent
-
-
 def test_main_runs_all_steps_and_next_call_only_unfinished_ones(tmp_path, monkeypatch, capsys):
     count = (
         "import sys, pathlib; pathlib.Path(sys.argv[1], sys.argv[2]).open('a').write('x'); sys.exit(int(sys.argv[3]))"
@@ -93,15 +81,6 @@ def test_main_runs_all_steps_and_next_call_only_unfinished_ones(tmp_path, monkey
     done = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())
     assert {name: entry["status"] for name, entry in done.items()} == {"good": 0, "bad": 3}
     assert "good: already done" in capsys.readouterr().out
-
-
-def test_started_steps_run_after_new_ones_except_trainings(monkeypatch):
-    parts = {"one": [Step(name, 1, ()) for name in "abc"], "two": [on_a_gpu.training("run", "")], "three": []}
-    monkeypatch.setattr(on_a_gpu, "PARTS", parts | {"three": [Step("d", 1, ())]})
-    done = {"a": {"status": -15, "timed_out": True}, "b": {"status": None}, "run": {"status": 143}}
-    order = lambda done: [step.name for step in on_a_gpu.order_steps(["one", "two", "three"], done)]
-    assert order({}) == ["a", "b", "c", "run", "d"]
-    assert order(done) == ["c", "run", "d", "a", "b"]
 
 
 def test_results_of_earlier_attempts_are_kept_when_script_is_run_again(tmp_path, monkeypatch):
@@ -120,16 +99,6 @@ def test_results_of_earlier_attempts_are_kept_when_script_is_run_again(tmp_path,
     assert [attempt["found"]["cases"] for attempt in entry["earlier"]] == [[0], [1], [2], [3]]
     assert [attempt["status"] for attempt in entry["earlier"]] == [1, 1, None, None]
     assert entry["found"] is None, "results of earlier attempts are not those of this one"
-
-
-def test_training_keeps_earlier_curve_when_resumed_or_started_again(tmp_path):
-    pong, had = PARTS["pong"][0], {"status": 143, "found": {"solved": False}, "curve": [{"env_steps": 1}]}
-    assert on_a_gpu.earlier_results(pong, tmp_path, {}) == {}
-    expected = {"earlier": [had]}
-    assert on_a_gpu.earlier_results(pong, tmp_path, {"pong": had}) == expected, "its folder stayed on another machine"
-    (tmp_path / "pong").mkdir()
-    (tmp_path / "pong" / "config.yaml").write_text("")
-    assert on_a_gpu.earlier_results(pong, tmp_path, {"pong": had}) == had
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 200, 201, 999])
@@ -156,13 +125,6 @@ def test_entry_of_training_has_preset_summary_and_curve(tmp_path, monkeypatch):
     assert 275 < watched[0][0] < 281 and watched[0][1] == 20, "20 s are reserved for saving"
 
 
-def test_script_step_reserves_no_time_for_saving(tmp_path, monkeypatch):
-    watched = []
-    monkeypatch.setattr(on_a_gpu, "watch", lambda words, *seconds: watched.append(seconds) or (0, "", False))
-    on_a_gpu.run(Step("a", 1.5, ()), [], tmp_path, 500)
-    assert watched == [(180, on_a_gpu.KILL_AFTER)]
-
-
 def test_atari_steps_use_callback_when_ffi_check_failed(tmp_path, monkeypatch):
     ends = [{}]
     ends += [{"ffi": {"status": 0, "found": {"agree": agree}}} for agree in (True, False, None)]
@@ -177,47 +139,6 @@ def test_atari_steps_use_callback_when_ffi_check_failed(tmp_path, monkeypatch):
     words = on_a_gpu.command(PARTS["pong"][0], tmp_path, "callback")
     assert "--resume" in words and "callback" in words, "also when it resumes"
     assert on_a_gpu.hidden_settings(PARTS["speed"][0], "callback") == {}
-
-
-def test_atari_steps_with_many_environments_have_few_contenders():
-    words = {step.name: step.words for step in PARTS["atari"]}
-    assert [*words] == ["atari_8", "atari_32", "atari_128", "atari_1024", "atari_512"]
-    after = lambda name, option: words[name][words[name].index(option) + 1]
-    assert after("atari_128", "--async-pools") == "0,2" and "overlapped" in after("atari_128", "--contenders")
-    assert after("atari_1024", "--async-pools") == "0" and "overlapped" not in after("atari_1024", "--contenders")
-    assert next(step.minutes for step in PARTS["atari"] if step.name == "atari_128") >= 3
-
-
-def test_default_results_folder_is_ignored_by_git(monkeypatch):
-    folders = []
-    monkeypatch.setattr(on_a_gpu, "run_parts", lambda parts, folder, end: folders.append(folder))
-    monkeypatch.chdir(BENCHMARKS.parent)
-    assert on_a_gpu.main(["ffi", "--any-device"]) == 0
-    assert folders == [BENCHMARKS.parent / "runs" / "on_a_gpu"]
-    assert "runs/on_a_gpu/on_a_gpu.json" in on_a_gpu.__doc__
-    ignored = BENCHMARKS.parent / ".gitignore"
-    assert not ignored.exists() or "/runs/" in ignored.read_text().splitlines()
-
-
-def test_documented_commands_fit_time_of_loan_and_start_with_ffi_check():
-    loans = [line.split() for line in on_a_gpu.__doc__.splitlines() if line.startswith("    python ")]
-    named = [[word for word in loan if word in PARTS] for loan in loans]
-    games = [["ffi", part, part] for part in ("atari", "pong", "dqn")]
-    twice = [[part, part] for part in ("control", "mujoco", "seaquest", "kernel_init")]
-    assert named == [*games, ["speed", "speed", "replay", "same_bits"], *twice]
-    minutes = [[float(loan[i + 1]) for i, word in enumerate(loan) if word == "--minutes"] for loan in loans]
-    assert all(len(calls) == 2 and max(calls) < 10 and sum(calls) <= 12.5 for calls in minutes)
-
-
-def test_same_bits_compares_second_mode_when_first_mode_fails(monkeypatch):
-    def ends(words, env, **_):
-        failed = env.get("XLA_FLAGS") == on_a_gpu.SAME_BITS["XLA_FLAGS"]
-        out = "a warning\n" + json.dumps({"ppo": "ab", "dqn": "cd"})
-        return subprocess.CompletedProcess(words, int(failed), out, "Traceback\nRuntimeError: no\n" if failed else "")
-
-    monkeypatch.setattr(on_a_gpu.subprocess, "run", ends)
-    found = {"deterministic": {"failed": "RuntimeError: no"}, "as_it_is": {"ppo": True, "dqn": True}}
-    assert on_a_gpu.same_bits() == found
 
 
 @pytest.mark.slow
@@ -264,18 +185,6 @@ def test_main_without_gpu_prints_one_line_and_measures_nothing(tmp_path, capfd):
     assert not (tmp_path / "results").exists()
 
 
-def test_replay_speed_runs_without_flashbax(tmp_path, monkeypatch):
-    import replay_speed
-
-    monkeypatch.setattr(replay_speed.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(replay_speed, "measure", lambda case, contenders, *_: [{"buffer": name} for name in contenders])
-    monkeypatch.setattr(sys, "argv", ["replay_speed.py", "--output", str(tmp_path / "replay.json")])
-    replay_speed.main()
-    content = json.loads((tmp_path / "replay.json").read_text())
-    assert {case["buffer"] for case in content["cases"]} == {"ours", "pairs", "ours, prioritized"}
-    assert "flashbax" in content["left_out"]
-
-
 def test_report_with_append_keeps_earlier_cases(tmp_path):
     import side_by_side
 
@@ -285,22 +194,6 @@ def test_report_with_append_keeps_earlier_cases(tmp_path):
     assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [1, 2]
     side_by_side.Report("a", path).add("cases", {"number": 3})
     assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [3]
-
-
-def test_growing_case_is_saved_after_each_part(tmp_path):
-    import side_by_side
-
-    path = tmp_path / "report.json"
-    report = side_by_side.Report("a", str(path))
-
-    def cases():
-        for number in (1, 2):
-            yield {"number": number}
-            assert json.loads(path.read_text())["cases"] == [{"first": 0}, {"number": number}]
-
-    report.add("cases", {"first": 0})
-    report.add_incrementally("cases", cases())
-    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_timed_excludes_metrics_of_updates_before():
@@ -360,63 +253,6 @@ def test_dqn_speed_times_preset_from_first_gradient_step(tmp_path, monkeypatch):
         (64, 0.25, 1280),
         (65_536, 0.25, 40),
     ]
-
-
-def test_raw_speed_is_maximum_of_sync_and_async():
-    import atari_speed
-
-    assert atari_speed.with_raw({"raw_sync": 1.0, "raw_async": 2.0, "network": 9.0})["raw"] == 2.0
-
-
-def atari_args(**changed):
-    """Return the command line arguments of atari_speed.py."""
-    given = dict(preset="ppo_pong_fast", threads=0, bridge="auto", async_pools="0,2", rounds=2, seconds=0.0)
-    return SimpleNamespace(**given | {"contenders": "raw,acting,training,overlapped,network"} | changed)
-
-
-def test_atari_measure_yields_case_after_each_contender(monkeypatch):
-    import atari_speed
-
-    made = []
-    maker = lambda name: lambda: made.append(name) or (lambda: None)
-    makers = {name: maker(name) for name in ("raw_sync", "acting_0", "network")}
-    monkeypatch.setattr(atari_speed, "contenders", lambda *_: makers)
-    monkeypatch.setattr(
-        atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), SINGLE_DEVICE)
-    )
-    cases = atari_speed.measure(8, atari_args())
-    first, second = next(cases), next(cases)
-    assert made == ["raw_sync", "acting_0"], "a contender is created only before its first timing"
-    assert first["rounds"] == 0 and "raw_steps_per_s" in first and "acting_0_steps_per_s" not in first
-    assert "acting_0_of_raw" in second and "acting_0_of_bound" not in second
-    last = list(cases)[-1]
-    assert last["rounds"] == 2 and "acting_0_of_bound" in last and made == [*makers]
-
-
-def test_medians_ignore_rounds_without_number():
-    import atari_speed
-
-    rounds = [{"raw_sync": 10.0, "acting_0": 5.0}, {"raw_sync": 30.0}]
-    found = {"raw_sync_steps_per_s": 20, "acting_0_steps_per_s": 5, "raw_steps_per_s": 20, "acting_0_of_raw": 0.5}
-    assert atari_speed.medians(rounds) == found
-
-
-def test_atari_options_select_contenders_and_host_bridge(monkeypatch):
-    import atari_speed
-
-    asked = []
-
-    def build(settings, *_):
-        asked.append(settings.options.host.bridge)
-        return settings, None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE
-
-    monkeypatch.setattr(atari_speed.build, "build", build)
-    monkeypatch.setattr(atari_speed.envs, "make", lambda *_, **__: None)
-    ways = ["acting_0", "training_0", "acting_2", "training_2", "overlapped_2"]
-    assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "network"]
-    few = atari_args(async_pools="0", contenders="raw,acting,training,network", bridge="callback")
-    assert [*atari_speed.contenders(1024, few)] == ["raw_sync", "raw_async", "acting_0", "training_0", "network"]
-    assert asked == ["auto", "callback"]
 
 
 @pytest.mark.slow
@@ -544,25 +380,6 @@ def test_kernels_benchmark_rotates_order_of_variants_over_rounds(monkeypatch, tm
     assert list(row["variants"]) == ["all", "without_dense", "xla"] and row["variants"]["all"]["ratio"] == 1
     assert seen[4:] == ["all", "without_dense", "xla", "without_dense", "xla", "all", "xla", "all", "without_dense"]
     assert row["num_envs"] == 64 and row["env_steps"] % (64 * 128) == 0
-
-
-@pytest.mark.slow
-def test_kernels_variant_trains_with_its_kernel_disabled(monkeypatch):
-    import kernels
-    import side_by_side
-
-    monkeypatch.setenv(kernels.VARIABLE, "auto")
-    built, build = [], side_by_side.build
-
-    def build_and_look(*words, **options):
-        built.append(os.environ[kernels.VARIABLE])
-        return build(*words, **options)
-
-    monkeypatch.setattr(side_by_side, "build", build_and_look)
-    monkeypatch.setitem(kernels.ROWS, "ppo_cartpole", dict(preset="ppo_cartpole", num_envs=8, total_steps=8192))
-    run = kernels.Run("ppo_cartpole", "without_dense", 8)
-    assert run.speed(2) > 0
-    assert built == ["conv,layer_norm,allreduce,host_call"] and os.environ[kernels.VARIABLE] == "auto"
 
 
 @pytest.mark.slow  # two compilations

@@ -166,6 +166,7 @@ def test_every_common_metric_is_explained(run):
     assert set(tables.explained()["record"]) == set().union(*run.metrics) - tables.own_metrics("pqn")
 
 
+@pytest.mark.slow
 def test_every_entry_of_summary_is_explained(run):
     assert set(tables.explained()["summary"]) == set(run.summary)
 

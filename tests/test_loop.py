@@ -1,6 +1,5 @@
 """Test the training loop: chunks, seeds, valid rows and scores, on probes with known results."""
 
-import operator
 import re
 from functools import partial
 
@@ -56,7 +55,7 @@ def chunks():
     return start, run, run(start, 8)
 
 
-@pytest.mark.parametrize("lengths", [(1,) * 8, slow((3, 5)), slow((4, 4)), slow((7, 1))])
+@pytest.mark.parametrize("lengths", [(1,) * 8, slow((3, 5))])
 def test_chunk_lengths_do_not_change_results(lengths, chunks):
     start, run, (whole, whole_metrics) = chunks
     state, parts = start, []
@@ -70,25 +69,6 @@ def test_chunk_lengths_do_not_change_results(lengths, chunks):
 
 
 @pytest.mark.slow
-def test_batched_seeds_equal_single_runs_in_first_updates():
-    """Keys are equal. Other values are equal up to rounding, since batched matrix products round differently."""
-    env = probes.best_action_of_observation(8)
-    agent = agent_of(env)
-
-    def run(seed):
-        return loop.train(env, agent, loop.init(env, agent, jax.random.key(seed)), 3)
-
-    batch_state, batch = jax.jit(jax.vmap(run))(jnp.arange(4))
-    for seed in range(4):
-        state, alone = jax.jit(run)(seed)
-        of_batch = jax.tree.map(operator.itemgetter(seed), (batch_state.agent.params, batch))
-        jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), of_batch, (state.agent.params, alone)
-        )
-        np.testing.assert_array_equal(jax.random.key_data(batch_state.key[seed]), jax.random.key_data(state.key))
-
-
-@pytest.mark.slow
 def test_seeds_give_different_parameters_and_keys():
     env = probes.best_action_of_observation(8)
     agent = agent_of(env)
@@ -98,14 +78,6 @@ def test_seeds_give_different_parameters_and_keys():
         leaf = np.asarray(leaf).reshape(16, -1)
         if leaf.std() > 0:
             assert len(np.unique(leaf, axis=0)) == 16
-
-
-@pytest.mark.slow
-def test_same_seed_gives_same_bits():
-    env = probes.chain(4)
-    agent = agent_of(env)
-    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 4))
-    assert same_bits(run(jax.random.key(3)), run(jax.random.key(3)))
 
 
 def test_scores_lengths_and_valid_steps_match_hand_computation():
@@ -155,12 +127,7 @@ def test_only_reset_rows_are_invalid_and_their_reward_is_0():
 
 each_algorithm = pytest.mark.parametrize(
     ("algo", "options"),
-    [
-        ("ppo", SHORT),
-        ("pqn", SHORT),
-        slow("dqn", LITTLE),
-        ("dqn", LITTLE | dict(noisy=True, replay="prioritized", n_step=3)),
-    ],
+    [("ppo", SHORT), ("pqn", SHORT), ("dqn", LITTLE | dict(noisy=True, replay="prioritized", n_step=3))],
 )
 
 
@@ -368,24 +335,3 @@ def test_no_index_is_out_of_bounds(algo, options):
     checked = checkify.checkify(training_of(algo, options, 9), errors=checkify.index_checks)
     error, _ = jax.jit(checked, compiler_options=probes.QUICK)(jax.random.key(0))
     error.throw()
-
-
-@pytest.mark.slow
-def test_shards_on_two_devices_have_equal_parameters_and_total_counts():
-    """With 8 environments on each of two devices, parameters stay equal and counts include all 16."""
-    devices = 2
-    mesh = jax.make_mesh((devices,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
-    env = probes.constant_reward(8)
-    env = env._replace(parallelism=Parallelism("devices", devices))
-    agent = agent_of(env)
-
-    def run(key):
-        state, metrics = loop.train(env, agent, loop.init(env, agent, key[0]), 4)
-        return jax.tree.map(lambda x: x[None], (state.agent.params, metrics))
-
-    keys = jnp.stack([jax.random.key(0)] * devices)
-    spec = jax.sharding.PartitionSpec("devices")
-    params, metrics = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(keys)
-    for leaf in jax.tree.leaves((params, metrics)):
-        np.testing.assert_array_equal(leaf[0], leaf[1])
-    assert metrics["valid_steps"][0].sum() + 2 * metrics["episodes"][0].sum() >= 4 * 16 * 16 * 0.9

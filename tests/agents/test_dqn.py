@@ -103,22 +103,6 @@ def test_one_step_target_and_loss_equal_hand_calculation(double, loss, target, e
     np.testing.assert_allclose(metrics["q_value"], 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("double", [False, True])
-def test_one_step_loss_matches_rlax(rlax, double):
-    learner, batch = problem(3)
-    now, following = values_at(learner.params, batch.obs), values_at(learner.target_params, batch.next_obs)
-    if double:
-        chooser = values_at(learner.params, batch.next_obs)
-        oracle, arguments = rlax.double_q_learning, (following, chooser)
-    else:
-        oracle, arguments = rlax.q_learning, (following,)
-    difference = jax.vmap(oracle)(now, batch.action, batch.reward, batch.discount, *arguments)
-    loss, errors, _ = loss_of(context_of(double=double, num_actions=3), learner, batch)
-    np.testing.assert_allclose(errors, jnp.abs(difference), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(loss, 0.5 * (difference**2).mean(), rtol=1e-5)
-
-
 def test_loss_has_no_gradient_through_target():
     """The gradient of (target - q)^2 / 2 is -d at (s, a) and 0 elsewhere, also if s' = s."""
     learner, batch = learner_of([[2, 5], [4, 0]], [[2, 5], [4, 0]]), sample_of([0], [0], [0.5], [0.9], [0])
@@ -165,7 +149,7 @@ def test_three_step_targets_equal_hand_calculation(terminates):
     np.testing.assert_allclose(targets_at(context, ring, learner, [0, 2, 3]), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("n_step", [1, 2, 5])
+@pytest.mark.parametrize("n_step", [1, 5])
 def test_n_step_targets_match_rlax(rlax, n_step):
     """All episodes end in a terminal state, whose discount of 0 excludes later rows from rlax's returns."""
     rng = np.random.default_rng(n_step)
@@ -240,19 +224,6 @@ def test_value_rescaling_matches_rlax_transformed_td(rlax, double):
     assert loss == pytest.approx(0.5 * float((expected**2).mean()), rel=1e-3)
     chosen = np.take_along_axis(np.asarray(now), np.asarray(batch.action)[:, None], 1)[:, 0]
     np.testing.assert_allclose(metrics["q_value"].sum(), rlax.signed_parabolic(chosen).mean(), rtol=1e-3)
-
-
-def test_munchausen_target_equals_hand_calculation():
-    # temperature 1, alpha 1/2.  q'(s) = (0, 0): log pi = -log 2.
-    # q'(s') = (log 3, 0): pi = (3/4, 1/4), and its soft value is log(3 + 1) = 2 log 2.
-    # 1 - 1/2 log 2 + 1/2 * 2 log 2 = 1 + 1/2 log 2
-    # q'(s) = (0, 10): log pi(0) = -10.00005 is clipped to -1:  1 - 1/2 + log 2
-    learner = learner_of(np.zeros((3, 2)), [[0, 0], [np.log(3), 0], [0, 10]])
-    batch = sample_of([0, 2], [0, 0], [1, 1], [0.5, 0.5], [1, 1])
-    goal = dqn.td_target(context_of(**MUNCHAUSEN), learner, batch, (), ())
-    np.testing.assert_allclose(goal.weight, [[0.75, 0.25]] * 2, rtol=1e-6)
-    means = (goal.atom * goal.weight).sum(-1)
-    np.testing.assert_allclose(means, [1 + 0.5 * np.log(2), 0.5 + np.log(2)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -338,20 +309,15 @@ def test_make_counts_environment_steps_of_all_shards(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_envs", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(10, marks=pytest.mark.slow)]
-)
-def test_number_of_gradient_steps_follows_replay_ratio(num_envs):
-    """Adam's own count after training: floor(.3 * (11 * 2 * N - 8 N - 1))."""
-    env = probes.best_action(num_envs)
+def test_number_of_gradient_steps_follows_replay_ratio():
+    """Adam's own count after training: floor(.3 * (11 * 2 * 3 - 8 * 3 - 1))."""
+    env = probes.best_action(3)
     config = configure(
-        dqn.Config, rollout_length=2, size=8 * num_envs + 100, batch_size=4, replay_ratio=0.3, hidden_sizes=(4,),
-        learning_starts=8 * num_envs + 1,
-    )  # fmt: skip
+        dqn.Config, rollout_length=2, size=124, batch_size=4, replay_ratio=0.3, hidden_sizes=(4,), learning_starts=25
+    )
     agent = dqn.make(config, env.spec, 11)
     state, metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 11))(jax.random.key(0))
-    expected = int(Fraction("0.3") * (14 * num_envs - 1))
-    assert int(state.agent.learner.optimizer[-1].count) == int(metrics["gradient_steps"].sum()) == expected
+    assert int(state.agent.learner.optimizer[-1].count) == int(metrics["gradient_steps"].sum()) == 12
 
 
 # Gradient steps on sampled rows
@@ -500,12 +466,7 @@ def test_each_gradient_step_gets_unique_random_keys(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "poison", "kind"),
-    [
-        (probes.constant_reward_terminal, np.nan, "uniform"),
-        pytest.param(probes.best_action, 1e6, "prioritized", marks=pytest.mark.slow),
-        pytest.param(probes.constant_reward_terminal, np.nan, "prioritized", marks=pytest.mark.slow),
-        pytest.param(probes.best_action, 1e6, "uniform", marks=pytest.mark.slow),
-    ],
+    [(probes.constant_reward_terminal, np.nan, "uniform"), (probes.best_action, 1e6, "prioritized")],
 )
 def test_reset_rows_do_not_affect_learning(probe, poison, kind):
     """Actions and rewards of reset rows are overwritten. Learner, priorities and metrics stay bit-identical.
@@ -589,13 +550,8 @@ SWITCHES = {
 }
 
 
-ALWAYS_RUN = ("prioritized",)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "switch", [pytest.param(name, marks=[] if name in ALWAYS_RUN else [pytest.mark.slow]) for name in SWITCHES]
-)
+@pytest.mark.parametrize("switch", SWITCHES)
 def test_each_option_learns_delayed_consequence(switch):
     """Compare the values of both actions at the start and in both second states.
 
@@ -654,9 +610,9 @@ def test_vmapped_seeds_equal_single_seed_runs_and_differ():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=["seeds", "seeds of several shards"])
-def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
+def test_vmapped_seeds_share_one_loop_and_one_condition():
     """Under vmap, a batched condition would compute both branches and a batched loop would wait for all seeds."""
+    batch = (2, 3)  # seeds of several shards
     env = probes.best_action(4)
     agent = agent_of(env, 6)
     over_all = lambda function: reduce(lambda f, _: jax.vmap(f), batch, function)

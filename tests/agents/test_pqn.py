@@ -153,14 +153,6 @@ def test_agent_learns_delayed_consequence():
 
 
 @pytest.mark.slow
-def test_agent_learns_action_that_depends_on_observation():
-    """Like the delayed consequence, with one step per episode."""
-    value, action = learn(probes.best_action_of_observation(8), 100)([[-1], [1]])
-    np.testing.assert_array_equal(action, [0, 1])
-    np.testing.assert_allclose(value, [[1, -1], [-1, 1]], atol=0.1)
-
-
-@pytest.mark.slow
 def test_truncation_bootstraps_value():
     """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, learning_rate=1e-2)([[1.0]])

@@ -76,11 +76,6 @@ def test_policy_clips_log_std():
     np.testing.assert_allclose(pi.sample_from(jnp.ones((3, 1)))[:, 0], [np.exp(2), np.exp(-20), np.e], rtol=1e-5)
 
 
-def test_greedy_action_is_tanh_of_policy_mean():
-    context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[0.5, 1.0]]), None)
-    np.testing.assert_allclose(sac.exploit(context, params, jnp.zeros((1, 1))), [[np.tanh(0.5)]], rtol=1e-6)
-
-
 # Targets
 
 
@@ -349,7 +344,7 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
 
 @pytest.mark.parametrize(
     ("learned", "delay", "interval", "moves"),
-    [slow(True, 1, 1, (1, 2, 3)), (True, 2, 1, (1, 2, 3)), slow(False, 2, 4, (2,))],
+    [(True, 2, 1, (1, 2, 3)), slow(False, 2, 4, (2,))],
 )
 def test_update_matches_plain_implementation(learned, delay, interval, moves):
     """Three gradient steps, one per two environment steps. Target critics differ from the critics at the start."""

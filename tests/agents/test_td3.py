@@ -114,27 +114,6 @@ def test_critic_loss_is_half_squared_error_of_each_critic():
     np.testing.assert_allclose(metrics["q_value"], 0.25 * 2.05, rtol=1e-5)
 
 
-def test_critic_gradient_matches_rlax_td_error(rlax):
-    """The oracle is rlax.td_learning: each critic's gradient is minus its TD error to the shared target."""
-    rng = np.random.default_rng(0)
-    critic = critic_tables(rng.normal(size=(3, 5)))
-    context = tables_of("td3", num_critics=3)
-    learner = learner_of(context, np.zeros((5, 1)), critic, np.zeros((5, 1)), critic_tables(rng.normal(size=(3, 5))))
-    obs, next_obs = rng.integers(0, 5, (2, 8))
-    batch = sample_of(obs, np.zeros(8), rng.normal(size=8), 0.9 * (rng.random(8) < 0.7), next_obs)
-    target = jax.jit(partial(td_target, "td3", context))(learner, batch, jnp.zeros((8, 1)))
-    arguments = batch, actor_critics.means(target), jnp.ones(8)
-    loss = lambda critic: critics.loss(context, *arguments, critic)[0]
-    found = jax.jit(jax.grad(loss))(critic)["value"]
-    least = np.asarray(learner.target_params.critic["value"]).min(0)[next_obs]
-    errors = jax.jit(jax.vmap(rlax.td_learning))
-    for i in range(3):
-        error = errors(np.asarray(critic["value"])[i, obs], batch.reward, batch.discount, least)
-        expected = np.zeros(5)
-        np.add.at(expected, obs, -np.asarray(error))
-        np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_policy_loss_uses_first_critic_only():
     # J = w Q_1(s, tanh x), dJ/dx = w slope_1 (1 - tanh(x)^2); x = atanh .5: .75 slope
     critic = critic_tables([[0, 0], [9, 9.0]], [[[2.0], [-1.0]], [[7.0], [7.0]]])
@@ -143,19 +122,6 @@ def test_policy_loss_uses_first_critic_only():
     loss = partial(td3.policy_loss, context, learner, jnp.float32([[0], [1]]), jnp.float32([0.5, 1.0]))
     np.testing.assert_allclose(loss(actor), -(0.5 * 2 * 0.5 + 1 * -1 * 0.5), rtol=1e-5)
     np.testing.assert_allclose(jax.grad(loss)(actor), [[-0.5 * 2 * 0.75], [0.75]], rtol=1e-5)
-
-
-def test_policy_gradient_matches_rlax(rlax):
-    rng = np.random.default_rng(1)
-    critic = critic_tables(np.zeros((2, 4)), rng.normal(size=(2, 4, 3)), num_actions=3)
-    context, actor = tables_of("td3", num_actions=3), jnp.float32(rng.normal(size=(4, 3)))
-    learner = learner_of(context, actor, critic, actor)
-    obs, weight = jnp.arange(4.0)[:, None], jnp.full(4, 0.25)
-    found = jax.jit(jax.grad(partial(td3.policy_loss, context, learner, obs, weight)))(actor)
-    slope = critic["slope"][0]
-    expected = jax.jit(jax.grad(lambda actor: jax.vmap(rlax.dpg_loss)(jnp.tanh(actor), slope).mean()))(actor)
-    expected *= 3  # rlax divides by the number of action dimensions
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 # Actions
@@ -185,9 +151,9 @@ def fill_buffer(context, num_rollouts=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [2, slow(3)])
-def test_policy_and_targets_update_every_policy_delay_gradient_steps(delay):
+def test_policy_and_targets_update_every_policy_delay_gradient_steps():
     """Three seeds in one program. Parameters move by tau when due and stay bit-identical between."""
+    delay = 3
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2, policy_delay=delay, tau=0.25, critic_learning_rate=0.01)
     context = context_of(agent)
     learners = jax.jit(jax.vmap(lambda key: td3.init(context, key)))(jax.random.split(jax.random.key(0), 3))

@@ -73,10 +73,6 @@ def test_duration_option_accepts_unit(text, seconds):
     assert parse(f"ppo --console-every {text}").options.console_every == seconds
 
 
-def test_large_int_option_is_exact():
-    assert parse("ppo --total-steps 9007199254740993").options.total_steps == 2**53 + 1
-
-
 def test_option_spellings_are_equivalent():
     lines = (
         "ppo --num-envs 8 --learning-rate 1e-3 --no-clip-vloss --network.hidden-sizes 32 16 --policy state-dependent",
@@ -366,26 +362,13 @@ MISTAKES = [
     ("ppo --name x", ["error: name: unknown option; did you mean run_dir?\n"]),
     (f"ppo --run-dir {'x' * 300}", ["run_dir", "is not a valid path (File name too long)"]),
     (f"--resume {'x' * 5000}", ["resume", "is not a valid path (File name too long)"]),
-    ("--resume ~nobody-at-all/run", ["resume '~nobody-at-all/run' is not a valid path"]),
-    ("--config ~nobody-at-all/x.yaml", ["config '~nobody-at-all/x.yaml' is not a valid path"]),
     ("ppo --run-dir ~nobody-at-all/run", ["run_dir '~nobody-at-all/run' is not a valid path"]),
-    ("ppo --run-dir ..", ["run_dir: must be a new or empty folder, got ..; choose another"]),
     ("ppo --num-envs 1e99", ["num_envs: must be at least 1 and at most 2147483647, got 1e+99"]),
-    ("ppo --eval-episodes 1e20", ["error: eval_episodes: ", "at most 1000000"]),
     ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got a function", "fit(env=make_env)"]),
-    (
-        "ppo --num-envs 10M --num-minibatches 3",
-        ["num_minibatches: must divide the 1280000000 steps", "got 3; use 2 or 4"],
-    ),
     ("ppo --total-steps 200B --num-envs 8", ["total_steps: must give at most 2147483647 gradient steps, got "]),
     ("--num-env 3", ["error: num_env: ", "did you mean num_envs"]),
     ("--agent.learning-rate 1", ["agent.learning_rate: unknown option; did you mean learning_rate?\n"]),
-    (
-        "ppo --learnin-rate 1",
-        ["learnin_rate: unknown option; did you mean learning_rate?\n"],
-    ),
     ("ppo --frobnicate", ["frobnicate: unknown option; python -m jaxrl_fast.train --help all lists all\n"]),
-    ("ppo --env-optoin a=1", ["error: env_optoin: unknown option; did you mean env_options?\n"]),
     (
         "ppo --network-optins a=1",
         ["error: network_optins: unknown option; did you mean network.options or network.observations?\n"],
@@ -396,14 +379,12 @@ MISTAKES = [
     ("ppo --n-steps 3", ["n_steps: unknown option; did you mean rollout_length?\n"]),
     ("ppo --wandb-project-name x", ["wandb_project_name: unknown option; did you mean project?\n"]),
     ("ppo --hidden-sizes", ["hidden_sizes: needs a value, or several\n"]),
-    ("ppo --env-option", ["env_options: needs a value, or several\n"]),
     (
         "ppo --env __main__:Nothing",
         ["was defined in a script's __main__", "pass it from Python, or move it to a module"],
     ),
     ("--algo dqn", ["algo: the algorithm is the first argument; use python -m jaxrl_fast.train dqn\n"]),
     ("ppo --env MinAtar/Breakout-v1", ["did you mean gymnax/Breakout-MinAtar?\n"]),
-    ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("--preset ppo_pong", ["preset: unknown option; did you mean config?\n"]),
     ("dqn --clip-eps 1", ["clip_eps: unknown option; did you mean bonus.clip?\n"]),
     ("ppo CartPole-v1", ["got 'CartPole-v1' too; use --env 'CartPole-v1'\n"]),
@@ -416,7 +397,6 @@ MISTAKES = [
         ["num_minibatches: a minibatch must have 2 rows", "4 minibatches of 4 rows", "fewer minibatches"],
     ),
     ("ppo --double", ["double: ppo has no such option; dqn has it\n"]),
-    ("ppo --no-double", ["no_double: ppo has no such option; dqn has it\n"]),
     (
         "ppo --network simba --no-layer-norm",
         [
@@ -424,10 +404,7 @@ MISTAKES = [
             "dqn2013, impala or MODULE:CLASS\n"
         ],
     ),
-    (
-        "ppo --replay-ratio 1",
-        ["replay_ratio: ppo has no such option; dqn, sac, td3, ddpg have it\n"],
-    ),
+    ("ppo --replay-ratio 1", ["replay_ratio: ppo has no such option; dqn, sac, td3, ddpg have it\n"]),
     ("--config clip.yaml", ["clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
     ("--no-num-envs", ["no_num_envs: num_envs requires a value, got none; give it one\n"]),
     ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
@@ -435,27 +412,11 @@ MISTAKES = [
     ("sarsa", ["unknown algorithm 'sarsa'; there are ppo, dqn, pqn"]),
     ("ppo extra", ["'extra'"]),
     ("ppo --num-envs", ["error: num_envs: ", "whole number"]),
-    ("ppo --num-envs x", ["error: num_envs: ", "'x'"]),
     (
         "ppo --seed 0,1,2",
-        [
-            "seed: must be a whole number (64, 64k, 10M, 1e6), got '0,1,2'",
-            "python -m jaxrl_fast.sweep takes several\n",
-        ],
-    ),
-    (
-        "ppo --seed 0..4",
-        [
-            "seed: must be a whole number (64, 64k, 10M, 1e6), got '0..4'",
-            "python -m jaxrl_fast.sweep takes several\n",
-        ],
+        ["seed: must be a whole number (64, 64k, 10M, 1e6), got '0,1,2'", "python -m jaxrl_fast.sweep takes several\n"],
     ),
     ("ppo --seed 0-4", ["whole number (64, 64k, 10M, 1e6), got '0-4'; python -m jaxrl_fast.sweep takes several\n"]),
-    ("ppo --seed 0:4", ["whole number (64, 64k, 10M, 1e6), got '0:4'; python -m jaxrl_fast.sweep takes several\n"]),
-    (
-        "ppo --gamma 0.9,0.99",
-        ["gamma: must be a number, got '0.9,0.99'", "python -m jaxrl_fast.sweep takes several\n"],
-    ),
     ("ppo --keep-checkpoints 1,2", ["keep_checkpoints: must be a whole number (64, 64k, 10M, 1e6), got '1,2'\n"]),
     (
         "ppo --hidden-sizes 64,64",
@@ -464,13 +425,11 @@ MISTAKES = [
             "separate several by spaces: hidden_sizes 64 64\n",
         ],
     ),
-    ("ppo --hidden-sizes [64 64]", ["got '[64'; separate several by spaces: hidden_sizes 64 64\n"]),
     ("ppo --hidden-sizes [64,64]", ["got '[64,64]'; separate several by spaces: hidden_sizes 64 64\n"]),
     ("ppo --total-steps 1m", ["total_steps: must be a whole number (64, 64k, 10M, 1e6), got '1m'\n"]),
     ("ppo --solved-threshold 1.5K", ["solved_threshold: must be a number or none, got '1.5K'\n"]),
     ("ppo --num-envs 1.5", ["error: num_envs: ", "'1.5'"]),
     ("ppo --num-envs aut", ["error: num_envs: ", "whole number", "'auto'"]),
-    ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
     (
         "ppo --num-envs auto --num-minibatches 3",
         ["num_envs: no number of environments works, got auto; 1 environment failed: num_minibatches: must "],
@@ -482,20 +441,13 @@ MISTAKES = [
     ("ppo --num-envs 4 8", ["num_envs: takes one value, got 4 8\n"]),
     ("ppo --num-envs 0", ["error: num_envs: ", "at least 1"]),
     ("ppo --num-envs -4", ["error: num_envs: ", "-4", "at least 1"]),
-    ("ppo --total-steps 0", ["error: total_steps: ", "at least 1"]),
-    ("ppo --total-steps 1e400", ["error: total_steps: "]),
     (
         "ppo --total-steps 100",
         ["total_steps: must be at least one update of 512 steps (128 steps in each of 4 environments), got 100\n"],
     ),
-    ("ppo --num-seeds 0", ["error: num_seeds: "]),
-    ("ppo --seed -1", ["error: seed: ", "-1"]),
     ("ppo --seed 2147483648", ["error: seed: ", "2147483647"]),
     ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
     ("ppo --stop-when-solved", ["error: stop_when_solved: ", "solved_threshold"]),
-    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["error: stop_when_solved: ", "solved_threshold"]),
-    ("ppo --eval-episodes 0", ["error: eval_episodes: "]),
-    ("ppo --console-every -1", ["error: console_every: ", "at least 0"]),
     ("ppo --console-every 20m", ["console_every: must be a time (30, 30s, 5min, 2h), got '20m'\n"]),
     ("ppo --log-level loud", ["error: log_level: ", "quiet"]),
     ("ppo --loggers maybe", ["loggers: must be 'tensorboard' or 'wandb' or 'trackio', got 'maybe'\n"]),
@@ -505,19 +457,11 @@ MISTAKES = [
     ("ppo --devices some", ["error: devices: ", "auto"]),
     ("ppo --learning-rate fast", ["error: learning_rate: ", "'fast'"]),
     ("ppo --learning-rate nan", ["error: learning_rate: ", "'nan'"]),
-    ("ppo --learning-rate -1", ["error: learning_rate: ", "above 0"]),
     ("ppo --gamma 1.5", ["error: gamma: ", "at most 1"]),
-    ("ppo --num-minibatches 0", ["error: num_minibatches: ", "at least 1"]),
-    ("ppo --hidden-sizes 64 0", ["error: hidden_sizes: ", "at least 1"]),
     ("ppo --num-minibatches 3", ["num_minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
-    ("ppo --network resnet", ["error: network: must be ", "got 'resnet'"]),
     ("ppo --env-options horizon", ["'horizon'", "key=value"]),
     ("ppo --env-options max_steps=3", ["max_steps", "max_steps_in_episode"]),
-    ("ppo --env-options max_steps_in_episode=x", ["error: max_steps_in_episode: "]),
     ("ppo --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
-    ("ppo --env nowhere/CartPole-v1", ["nowhere"]),
-    ("ppo --env MNISTBandit-bsuite", ["MNISTBandit-bsuite", "download"]),
-    ("ppo --env no_such_module:Env", ["no_such_module"]),
     ("--config ppo_cartpol", ["ppo_cartpol", "did you mean ppo_cartpole"]),
     (
         "--config dqn",
@@ -532,7 +476,6 @@ MISTAKES = [
     ("--config flat_agent.yaml", ["flat_agent.yaml", "agent"]),
     ("--config unknown_algo.yaml", ["sarsa"]),
     ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "requires discrete actions, got Box"]),
-    ("pqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "pqn", "requires discrete actions, got Box"]),
     *[
         (
             f"{algo} --env CartPole-v1",
@@ -549,117 +492,52 @@ MISTAKES = [
         "sac --env Pendulum-v1 --replay.size 1k --learning-starts 10k",
         ["learning_starts: must be at most replay.size (1000), got 10000; use 1000 or fewer\n"],
     ),
-    ("dqn --replay.size 100", ["replay.size: must hold one batch of 128, got 100;"]),
-    (
-        "dqn --replay.size 1000 --batch-size 32",
-        ["learning_starts: must be at most replay.size (1000), got 10000;"],
-    ),
-    (
-        "dqn --replay.size 10k --num-envs 4096",
-        ["replay.size: must be at least 12288", "4096 environments, got 10000;"],
-    ),
-    (
-        "dqn --replay.size 10k --n-step 20k",
-        ["replay.size: must be at least", "n_step 20000", "got 10000;"],
-    ),
+    ("dqn --replay.size 1000 --batch-size 32", ["learning_starts: must be at most replay.size (1000), got 10000;"]),
+    ("dqn --replay.size 10k --num-envs 4096", ["replay.size: must be at least 12288", "4096 environments, got 10000;"]),
+    ("dqn --replay.size 10k --n-step 20k", ["replay.size: must be at least", "n_step 20000", "got 10000;"]),
     (
         "dqn --env Breakout-MinAtar --replay.size 1e9",
         ["replay.size: a replay of ", "GB", "got 1000000000; use at most "],
     ),
     (
         "dqn --replay.size 1e9 --replay.storage host",
-        [
-            "replay.size: a replay of ",
-            " does not fit with replay.storage host, got 1000000000; use at most ",
-        ],
+        ["replay.size: a replay of ", " does not fit with replay.storage host, got 1000000000; use at most "],
     ),
     (
         "dqn --replay.storage disk --num-seeds 2",
         ["replay.storage: must be device for several seeds in one program, got disk; "],
     ),
-    ("sac --env Pendulum-v1 --replay.storage hots", ["error: replay.storage: must be ", "did you mean host?\n"]),
-    ("dqn --n-step 0", ["error: n_step: ", "at least 1"]),
     ("dqn --value c51 --value.atoms 1", ["value.atoms: must be at least 2"]),
-    (
-        "dqn --value c52",
-        [
-            "error: value: must be 'mean' or 'c51' or 'quantile' or a class (package.module:Class), got 'c52'; "
-            "did you mean c51?\n"
-        ],
-    ),
-    (
-        "dqn --value c51 --v-min 3 --v-max 3",
-        ["v_min: must be less than v_max (3.0), got 3.0;"],
-    ),
+    ("dqn --value c51 --v-min 3 --v-max 3", ["v_min: must be less than v_max (3.0), got 3.0;"]),
     ("sac --target none --tau 0.1", ["tau: target none has no such option, got 0.1; use target average\n"]),
     ("sac --alpha 0.1", ["alpha: unknown option; did you mean temperature?\n"]),
     ("sac --replay.alpha 0.1", ["replay.alpha: replay uniform has no such option, got 0.1; use replay prioritized\n"]),
     ("dqn --alpha 0.1", ["alpha: replay uniform has no such option, got 0.1; use replay prioritized\n"]),
     ("dqn --replay.alpha 0.6", ["replay.alpha: replay uniform has no such option, got 0.6; use replay prioritized\n"]),
     (
-        "dqn --value.loss huber --value c51",
-        ["value.loss: value c51 has no such option, got huber; use value mean or quantile\n"],
-    ),
-    (
-        "dqn --value.atoms 51",
-        ["value.atoms: value mean has no such option, got 51; use value c51, quantile or MODULE:CLASS\n"],
-    ),
-    (
-        "dqn --value quantile --v-max 9",
-        ["v_max: value quantile has no such option, got 9; use value c51\n"],
-    ),
-    (
         "--config rainbow_cartpole --replay uniform --replay.beta 1",
         ["replay.beta: replay uniform has no such option, got 1; use replay prioritized\n"],
     ),
     ("--config idle.yaml", ["bonus.clip in idle.yaml: bonus none has no such option, got -2; use bonus munchausen\n"]),
-    ("dqn --replay prioritized --replay.alpha 7", ["error: replay.alpha: ", "at most 1"]),
     ("ppo --eval-episodes 2e9", ["error: eval_episodes: ", "at most 1000000"]),
-    ("dqn --replay-ratio 0", ["error: replay_ratio: ", "above 0"]),
-    (
-        "dqn --replay-ratio 0.123456789",
-        ["replay_ratio: ", "32 steps", "got 0.123456789; use 0.123456787109375"],
-    ),
-    ("dqn --target.interval 0", ["error: target.interval: ", "at least 1"]),
-    ("dqn --target.tau 1.5", ["error: target.tau: ", "at most 1"]),
-    ("dqn --explore.end 2", ["error: explore.end: ", "at most 1"]),
-    ("dqn --replay.size 2e9", ["error: replay.size: ", "at most 1073741824"]),
-    ("dqn --explore.steps 2e9", ["error: explore.steps: ", "at most 1073741824"]),
-    ("dqn --learning-starts -1", ["error: learning_starts: ", "at least 0"]),
+    ("dqn --replay-ratio 0.123456789", ["replay_ratio: ", "32 steps", "got 0.123456789; use 0.123456787109375"]),
     ("dqn --bonus munchausen --bonus.clip 1", ["bonus.clip: must be at most 0"]),
-    ("dqn --rollout-length 0", ["error: rollout_length: ", "at least 1"]),
-    ("dqn --rollout-length many", ["error: rollout_length: ", "'auto'"]),
-    (
-        "dqn --gae-lambda 0.9",
-        ["gae_lambda: dqn has no such option; ppo has it\n"],
-    ),
     (
         "dqn --devices 2 --num-envs 2 --batch-size 33",
         ["batch_size: must be a multiple of 2, the number of devices, got 33; use 34"],
     ),
-    ("pqn --num-minibatches 3", ["num_minibatches: must divide the 512 steps", "got 3; use 2 or 4"]),
-    ("pqn --q-lambda 2", ["error: q_lambda: ", "at most 1"]),
     ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
     ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),
     ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
     ("ppo --run-dir ./taken", ["run_dir: must be a new or empty folder, got taken"]),
     ("ppo --run-dir taken", ["run_dir: must be a new or empty folder, got runs/taken"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
-    (
-        "ppo --save-every 5m",
-        ["save_every: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '5m'\n"],
-    ),
+    ("ppo --save-every 5m", ["save_every: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '5m'\n"]),
     ("ppo --no-clip-vloss false", ["no_clip_vloss: takes no value, got 'false'\n"]),
     ("--config empty.yaml", ["empty.yaml: the preset is empty; name options, such as env: CartPole-v1\n"]),
-    ("--config nowhere/ppo_cartpole.yaml", ["config: must be a preset or a file, got 'nowhere/ppo_cartpole.yaml'\n"]),
     ("--config taken", ["config: must be a preset or a file, got 'taken'\n"]),
-    ("ppo --save-every soon", ["error: save_every: ", "'soon'"]),
-    ("ppo --save-every -3s", ["error: save_every: ", "'-3s'"]),
     ("ppo --save-every -64", ["save_every: must be environment steps", "got '-64'"]),
-    ("ppo --keep-checkpoints 0", ["error: keep_checkpoints: ", "at least 1"]),
-    ("ppo --on-nonfinite ignore", ["error: on_nonfinite: ", "'stop' or 'continue'"]),
     ("--resume", ["resume: needs a value; give a run directory\n"]),
-    ("--resume=", ["resume: must be a run directory, got ''\n"]),
     ("ppo --run-dir=", ["run_dir: must not be empty, got ''; give a value or leave it out\n"]),
     ("ppo --replay-dir=", ["replay_dir: must not be empty, got ''; give a value or leave it out\n"]),
     (
@@ -699,8 +577,6 @@ MISTAKES = [
     ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
     ("--resume a_run --num-envs 3", ["num_envs: a resume cannot change it from 8, got 3\n"]),
     ("--resume a_run --num-envs auto", ["num_envs: a resume cannot change it from 8, got auto\n"]),
-    ("--resume a_run --seed 5", ["seed: a resume cannot change it from 0, got 5\n"]),
-    ("--resume a_run --gamma 0.5", ["gamma: a resume cannot change it from 0.99, got 0.5\n"]),
     ("ppo --no-network.layer-norm", ["no_network.layer_norm: unknown option; did you mean network.layer_norm?\n"]),
     ("--resume a_run --schedule constant", ["schedule: a resume cannot change it from linear, got constant\n"]),
     (
@@ -720,13 +596,6 @@ MISTAKES = [
         [
             "num_envs: an update must have at most 2147483647 steps, got 12800000000 (128 steps "
             "in each of 100000000 environments); use fewer environments or a shorter rollout\n"
-        ],
-    ),
-    (
-        "ppo --rollout-length 1e10",
-        [
-            "num_envs: an update must have at most 2147483647 steps, got 40000000000 (10000000000 steps "
-            "in each of 4 environments); use fewer environments or a shorter rollout\n"
         ],
     ),
     ("--config dashed.yaml", ["error: --num-envs in dashed.yaml: unknown option; did you mean num_envs?\n"]),
@@ -994,10 +863,7 @@ def test_announce_warns_when_run_ends_before_learning_starts(total_steps, is_tol
     assert ("nothing will be learned: gradient steps begin after step 10000" in capsys.readouterr().err) == is_told
 
 
-@pytest.mark.parametrize(
-    ("options", "is_told"),
-    [(["16"], False), (["501"], True), (["501", "--tau", "0.1"], False)],
-)
+@pytest.mark.parametrize(("options", "is_told"), [(["16"], False), (["501"], True), (["501", "--tau", "0.1"], False)])
 def test_announce_warns_of_several_target_updates_per_update(options, is_told, capsys):
     """The default interval is 500 steps; with 501 environments, one step of each exceeds it."""
     settings = load.from_command_line(["dqn", "--num-envs", *options])

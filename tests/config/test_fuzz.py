@@ -70,14 +70,14 @@ def parse_or_error(read, kind):
         assert str(error) and "\n" not in str(error)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(arguments(OF_TRAINING))
 @pytest.mark.slow
 def test_any_command_line_gives_settings_or_one_line_error(words):
     parse_or_error(lambda: load.from_command_line(words), Settings)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(YAML)
 @pytest.mark.slow
 def test_any_preset_gives_settings_or_one_line_error(content):
@@ -103,15 +103,11 @@ def test_any_keywords_give_settings_or_one_line_error(keywords, agent):
     parse_or_error(lambda: load.from_keywords(agent=agent, **keywords), Settings)
 
 
-OF_SWEEPS = [
-    *OF_TRAINING,
-    *(f"--{name.replace('_', '-')}" for name in options_of(SweepOptions)),
-    "--learning-rate",
-]
+OF_SWEEPS = [*OF_TRAINING, *(f"--{name.replace('_', '-')}" for name in options_of(SweepOptions)), "--learning-rate"]
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(arguments(OF_SWEEPS, VALUES + LISTS))
 @example(["--env=0", "\n"])
 def test_any_sweep_command_line_gives_request_or_one_line_error(words):
@@ -197,8 +193,7 @@ OF_AGENTS = {
         "replay": st.fixed_dictionaries({"kind": st.just("uniform")}, optional={"size": NUMBERS, "n_step": NUMBERS}),
         "replay_ratio": NUMBERS,
         "value": st.one_of(
-            st.just("mean"),
-            st.fixed_dictionaries({"kind": st.sampled_from(["c51", "quantile"]), "atoms": NUMBERS}),
+            st.just("mean"), st.fixed_dictionaries({"kind": st.sampled_from(["c51", "quantile"]), "atoms": NUMBERS})
         ),
     },
     "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden_sizes": st.lists(NUMBERS, max_size=2)},
@@ -218,7 +213,7 @@ ENVS = [
 def test_any_options_give_plan_or_one_line_error(algo):
     """Each option may be valid alone, but not with the others, the environment or the memory."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     @given(
         st.fixed_dictionaries({"env": st.sampled_from(ENVS)}, optional=OPTIONS),
         st.fixed_dictionaries({}, optional=OF_AGENTS[algo]),

@@ -109,7 +109,7 @@ def test_make_rejects_wrong_game_or_option_with_one_line_message(options, words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("async_pools", [0, 2])
+@pytest.mark.parametrize("async_pools", [2])
 def test_run_trains_resumes_evaluates_and_records_video(async_pools, tmp_path, capsys):
     folder = str(tmp_path / "run")
     options = dict(algo="ppo", env="ale/Pong", env_options=dict(max_num_frames_per_episode=800), num_envs=2)

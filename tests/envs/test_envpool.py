@@ -434,11 +434,7 @@ def test_seeds_of_is_deterministic_unique_and_disjoint_between_runs():
 
 REFUSED = [
     ("Pong-v5", dict(stack_num=0), ["stack_num: must be 1 to 15", "got 0"]),
-    ("Pong-v5", dict(noop_max=0), ["noop_max", "got 0"]),
-    ("Pong-v5", dict(img_height=0), ["img_height", "got 0"]),
     ("Pong-v5", dict(num_threads=-1), ["num_threads", "got -1"]),
-    ("Pong-v5", dict(max_episode_steps=0), ["max_episode_steps", "got 0"]),
-    ("Pong-v5", dict(frame_skip=0), ["frame_skip", "got 0"]),
     ("Pong-v5", dict(frame_skip=2**40), ["frame_skip"]),
     ("Pong-v5", dict(img_width="wide"), ["img_width: must be int", "got 'wide'", "for example 84"]),
     ("Pong-v5", dict(repeat_action_probability=7), ["use protocol"]),
@@ -475,8 +471,6 @@ MISTAKES = [
         ["num_envs: must be a number", "host environment envpool/CartPole-v1"],
     ),
     ("ppo --env CartPole-v1 --protocol dqn2015", ["error: protocol: ", "not an Atari game", "dqn2015"]),
-    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["error: protocol: ", "not an Atari game"]),
-    ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["error: protocol: ", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["host.exact_resume: ", "save_every", "environment steps"]),
     (
         "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host.bridge ffi",
@@ -484,17 +478,11 @@ MISTAKES = [
     ),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["host.async_pools: ", "9 environments", "2 pools"]),
     ("ppo --env CartPole-v1 --async-pools 2", ["host.async_pools: ", "on the device", "got 2"]),
-    ("ppo --env envpool/Pong-v5 --async-pools -1", ["async_pools: ", "-1", "0"]),
     (
         "ppo --env envpool/CartPole-v1 --overlap",
         ["error: host.overlap: requires async_pools, got 0; set async_pools to 1 or more\n"],
     ),
-    (
-        "ppo --env CartPole-v1 --overlap",
-        ["error: host.overlap: requires async_pools, got 0; set async_pools to 1 or more\n"],
-    ),
     ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["error: host.overlap: ", "dqn", "async_pools alone"]),
-    ("dqn --env envpool/Pendulum-v1", ["dqn: requires discrete actions, got Box"]),
 ]
 
 
@@ -589,9 +577,7 @@ def test_too_many_threads_give_warning_and_async_pools_give_info():
     ("name", "num_envs", "num_cores", "seconds"),
     [
         ("Pong-v5", 1024, 2, 77),  # 1024 * 0.15 s / 2
-        ("Pong-v5", 2048, 16, 19),
         ("Pong-v5", 1024, 32, None),
-        ("WalkerWalk-v1", 1000, 4, 30),  # 1000 * 0.12 s / 4
         ("AlohaHandOver-v1", 400, 4, 30),  # 400 * 0.3 s / 4
         ("CartPole-v1", 4096, 1, None),
     ],

@@ -24,7 +24,7 @@ from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, Workers
 from jaxrl_fast.envs.host.pool import seeds_of
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
-from tests.helpers import gym_envs, slow
+from tests.helpers import gym_envs
 from tests.helpers.host_envs import random_actions, run
 
 SEED = (7, 0, 0)
@@ -81,7 +81,7 @@ def test_rows_match_gymnasium_sync_vector_env(config):
     env.host.close()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_rows_of_registered_environments_match_gymnasium_sync_vector_env(name):
     env = envs.make(f"gymnasium/{name}", 4, LOCAL)
     if isinstance(env.spec.action, Box):
@@ -464,7 +464,7 @@ class Simulated(gym_envs.Walk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [slow(""), "hang", slow("die"), slow("abort")])
+@pytest.mark.parametrize("fault", ["", "hang"])
 def test_no_process_of_environment_remains(fault, tmp_path):
     pids = tmp_path / "pids"
     config = TWO._replace(workers=Workers(2, 2.0))
@@ -592,16 +592,13 @@ def test_step_time_estimate_ignores_single_slow_step():
     [
         (10e-6, 10e-6, 64, {}, 0),
         (200e-6, 200e-6, 64, {}, 4),
-        (200e-6, 200e-6, 3, {}, 0),
         (2e-3, 2e-3, 3, {}, 3),
         (1e-3, 1e-5, 64, {}, 32),
-        (1e-3, 1e-5, 64, dict(shard=Shard(num=2)), 16),
         (1e-3, 1e-5, 64, dict(shard=Shard(num=2), num_async_pools=2), 8),
         (10e-6, 10e-6, 64, dict(num_async_pools=2), 1),
         (200e-6, 200e-6, 64, dict(num_async_pools=2), 2),
         (10e-6, 10e-6, 16, dict(shard=Shard(num=4)), 0),
         (40e-6, 40e-6, 16, dict(shard=Shard(num=4)), 1),  # shards would take turns in this process
-        (10e-6, 10e-6, 64, dict(workers=Workers(5)), 5),
         (10e-6, 10e-6, 3, dict(workers=Workers(5)), 3),
         (1.0, 1.0, 64, dict(workers=Workers(0)), 0),
     ],
@@ -662,11 +659,11 @@ def test_actions_reach_environment_with_dtype_of_its_action_space(space, actions
 
 
 ORPHANS = """
-import os, sys, time
+import time
 from jaxrl_fast import envs
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 config = HostEnvConfig((0, 0, 0), workers=Workers(2))
-env = envs.make("tests.helpers.gym_envs:Walk", 4, config, sleep=float(sys.argv[1]))
+env = envs.make("tests.helpers.gym_envs:Walk", 4, config, sleep=3.0)
 env.host.open()
 from jaxrl_fast.envs.host import pool as host_pool
 print(*(one.process.pid for one in host_pool.OPEN_POOLS[0].workers), flush=True)
@@ -678,9 +675,8 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sleep", [0, 3])
-def test_workers_exit_when_parent_process_is_killed(sleep):
-    process = subprocess.Popen([sys.executable, "-c", ORPHANS, str(sleep)], stdout=subprocess.PIPE, text=True)
+def test_workers_exit_when_parent_process_is_killed():
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2
     time.sleep(0.5)

@@ -22,7 +22,7 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces as envs_spaces
 from jaxrl_fast.envs.gymnax import batch as adapter
-from jaxrl_fast.types import Box, Discrete
+from jaxrl_fast.types import Discrete
 from jaxrl_fast.utils import arguments
 from tests.helpers import slow
 
@@ -423,14 +423,6 @@ def test_actions_are_scaled_and_clipped_to_action_space(env_id):
         np.testing.assert_allclose(ours, space.low + (unit + 1) / 2 * (space.high - space.low), rtol=1e-6, atol=1e-7)
 
 
-def test_action_scaling_is_exact_at_midpoint_and_bounds():
-    single = envs.make("gymnax/Pendulum-v1", 1).step.args[0]
-    actions = jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]])
-    scaled = jax.vmap(partial(envs_spaces.to_env_action, single.spec, single.bounds))(actions)
-    np.testing.assert_array_equal(scaled[:, 0], [-2.0, 0.5, 2.0, 2.0, 0.0])
-    assert single.spec.action == Box((1,))
-
-
 def test_actions_are_scaled_to_asymmetric_bounds():
     """An action in [-1, 1] becomes low + (action + 1) / 2 (high - low), for each component separately."""
 
@@ -444,7 +436,7 @@ def test_actions_are_scaled_to_asymmetric_bounds():
     np.testing.assert_array_equal(scaled, [[-1, 0], [1, 5], [3, 10], [2, 2.5], [-1, 10]])
 
 
-@pytest.mark.parametrize("env_id, limit", [("gymnax/MountainCar-v0", 5), ("gymnax/CartPole-v1", 4)])
+@pytest.mark.parametrize("env_id, limit", [("gymnax/CartPole-v1", 4)])
 def test_time_limit_truncates_episode_with_discount_one(env_id, limit):
     env = envs.make(env_id, N, max_steps_in_episode=limit)
     steps = timesteps_of(env, jnp.ones((13, N), jnp.int32))
@@ -881,8 +873,7 @@ class Tokens:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_envs", [1, 5])
-@pytest.mark.parametrize("num_seeds", [1, 2])
+@pytest.mark.parametrize(("num_seeds", "num_envs"), [(1, 1), (2, 5)])
 def test_terminal_state_is_never_stepped(num_envs, num_seeds):
     source = Tokens()
     env = envs.make(source, num_envs)
@@ -897,12 +888,11 @@ def test_terminal_state_is_never_stepped(num_envs, num_seeds):
     assert min(source.left_when_stepped) == 1
 
 
-@pytest.mark.parametrize("options", [dict(), dict(num_seeds=2), dict(devices=2)], ids=str)
 @pytest.mark.slow
-def test_terminal_state_is_never_stepped_in_training_and_evaluation(options, tmp_path):
+def test_terminal_state_is_never_stepped_in_training_and_evaluation(tmp_path):
     source = Tokens()
-    settings = dict(num_envs=8, total_steps=512, eval_episodes=4, run_dir=str(tmp_path / "run"), devices=1) | options
-    run = jaxrl_fast.fit(algo="ppo", env=source, rollout_length=16, hidden_sizes=(8,), **settings)
+    options = dict(num_envs=8, num_seeds=2, total_steps=512, eval_episodes=4, run_dir=str(tmp_path / "run"))
+    run = jaxrl_fast.fit(algo="ppo", env=source, rollout_length=16, hidden_sizes=(8,), **options)
     jax.effects_barrier()
     assert run.summary["eval_return_mean"] == 3
     assert min(source.left_when_stepped) == 1
@@ -1010,12 +1000,10 @@ def test_nonfinite_or_huge_observation_becomes_zero_only_when_terminated():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_losses_stay_finite_when_terminal_observations_are_not(algo, tmp_path):
-    relu = {"activation": "relu"}  # unlike tanh, it does not bound huge inputs
     options = {
-        "ppo": {"rollout_length": 16} | relu,
-        "pqn": {"rollout_length": 16},
+        "ppo": {"rollout_length": 16, "activation": "relu"},  # unlike tanh, it does not bound huge inputs
         "dqn": {"learning_starts": 64, "replay": {"size": 256}, "batch_size": 16},
     }[algo]
     run = jaxrl_fast.fit(

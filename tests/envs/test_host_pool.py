@@ -299,7 +299,7 @@ SHORT = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, dict(async_pools=2), dict(async_pools=2, overlap=True)], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(async_pools=2, overlap=True)], ids=str)
 @pytest.mark.slow
 def test_ppo_trains_and_evaluates(options, tmp_path):
     run = jaxrl_fast.fit(**SHORT, **options, run_dir=str(tmp_path / "run"))

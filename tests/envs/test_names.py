@@ -135,11 +135,13 @@ CASES = [  # the environment's class, what is done with it, and the message
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize(("kind", "act", "words"), CASES, ids=[re.sub(r"\W+", "_", words)[:40] for *_, words in CASES])
-def test_error_message_names_environment_given_as_object(kind, act, words, given, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "case"),
+    [*((given, 0) for given in GIVEN), *((["class", "instance", "lambda"][i % 3], i) for i in range(1, len(CASES)))],
+)
+def test_error_message_names_environment_given_as_object(given, case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    give, name = GIVEN[given]
+    (give, name), (kind, act, words) = GIVEN[given], CASES[case]
     assert re.match(words.format(name(kind)), message(act, give(kind)))
 
 

@@ -112,15 +112,6 @@ def test_unknown_option_error_suggests_similar_or_lists_all_options():
 
 
 @pytest.mark.parametrize(
-    ("default", "written", "value"),
-    [(True, "1", True), (True, 0, False), (3, "1e3", 1000), (3, 3.4e38, int(3.4e38)), (0.5, "2k", 2000.0)],
-)
-def test_coerce_converts_numbers_to_type_of_default(default, written, value):
-    found = arguments.coerce("game", "x", written, default)
-    assert found == value and type(found) is type(default)
-
-
-@pytest.mark.parametrize(
     ("default", "written"), [(3, True), (3, 2.5), (3, 3.5e38), (3, None), (True, "2"), (True, "maybe"), (0.5, True)]
 )
 def test_coerce_rejects_values_that_do_not_fit_type_of_default(default, written):

@@ -16,11 +16,11 @@ from gymnax.environments import spaces
 from jax import ShapeDtypeStruct
 
 import jaxrl_fast
-from jaxrl_fast import agents, envs, evaluation, export, kernels, rollout
+from jaxrl_fast import envs, evaluation, export, kernels, rollout
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation import policy, saved_run
-from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
+from jaxrl_fast.evaluation.export import Options, _build, card, check, function, numpy_mlp, stablehlo, write
 from jaxrl_fast.kernels import build
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import fields_of, options_of, value_of
@@ -310,11 +310,10 @@ def test_exported_policy_encodes_state_index():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "num"), [(1, 3), (0, 2)])
-def test_npz_rejects_states_not_encoded_as_one_hot_from_0(first, num):
-    """Check the states 1 to 3, and the states 0 to 2 of which the last one is encoded as zeros."""
+def test_npz_rejects_states_not_encoded_as_one_hot_from_0():
+    """Check the states 1 to 3."""
     env = envs.make(States, 1)
-    encode = lambda states: jnp.pad(jax.nn.one_hot(states - first, num), ((0, 0), (0, 3 - num)))
+    encode = lambda states: jax.nn.one_hot(states - 1, 3)
     env = env._replace(
         spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), view=env.view._replace(encode_obs=encode)
     )
@@ -528,9 +527,7 @@ def test_build_rejects_export_that_acts_differently(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algo", "kind", "to"), [("ppo", "gru", "onnx"), slow("pqn", "lru", "onnx"), slow("ppo", "lstm", "stablehlo")]
-)
+@pytest.mark.parametrize(("algo", "kind", "to"), [("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")])
 def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
     """Over three steps, the exported policy with its own memory output returns the actions and carry of the agent."""
     saved = untrained(envs.make("CartPole-v1", 1), algo, hidden_sizes=[4], memory={"kind": kind, "size": 3})
@@ -571,9 +568,8 @@ def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [slow("mean"), "c51", slow("quantile")])
-def test_npz_of_actor_has_no_atoms_of_critics(value, tmp_path):
-    saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value=value)
+def test_npz_of_actor_has_no_atoms_of_critics(tmp_path):
+    saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value="c51")
     exported = _build(saved, Options(to="npz"), tmp_path / "out")
     assert exported.card["check"]["max_difference"] <= 1e-5
 
@@ -639,17 +635,14 @@ def test_card_has_the_newest_evaluation(cart):
 
 MISTAKES = [
     ("", ["RUN is missing"]),
-    ("nowhere", ["nowhere: is not a run directory"]),
     ("empty", ["empty has no checkpoint"]),
     ("cart --to onx", ["error: to: ", "'onx'", "did you mean onnx?"]),
-    ("cart --to pickle", ["error: to: ", "'pickle'", "'stablehlo' or 'onnx' or 'npz'"]),
     ("cart --seed 9", ["error: seed: must be 3 to 4, which cart has trained, got 9; leave it out\n"]),
     ("cart --out empty", ["error: out: must be a new folder, got empty, which exists"]),
     (f"cart --out {'x' * 250}", ["error: out: the name xxx", "got 250 characters; use a shorter one"]),
     ("cart --out no/where", ["error: out: must be in an existing folder", "no/where"]),
     ("cart --to onnx", ["error: to onnx: needs onnx", 'pip install "jaxrl_fast[onnx]"']),
     ("board --to npz", ["error: to npz: needs a network of dense layers (mlp)", "use stablehlo or onnx"]),
-    ("cart --sample", ["error: sample: ", "did you mean sampled?"]),
 ]
 
 
@@ -727,8 +720,3 @@ def test_card_ignores_damaged_evaluations(seeds, tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"evaluations": seeds}))
     saved = SimpleNamespace(folder=tmp_path, checkpoint=tmp_path, member={}, seeds=[0], env_steps=1)
     assert card.evaluation(saved, False) is None
-
-
-def test_algorithms_with_npz_exist():
-    assert set(numpy_mlp.NETWORKS) <= set(ALGORITHMS) and all(hasattr(agents.load(name), "make") for name in ALGORITHMS)
-    assert callable(export_run)

@@ -12,7 +12,6 @@ import pytest
 
 from jaxrl_fast.kernels import build, conv2d
 from jaxrl_fast.networks import conv
-from tests.helpers import slow
 from tests.helpers.layers import AFTER, SLOPE, draw
 
 pytestmark = pytest.mark.skipif(not build.is_available("conv"), reason="no C compiler here: XLA computes convolutions")
@@ -70,7 +69,7 @@ def check(seed, num_images, sizes, side, channels, stride, activation):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
     num_images=st.sampled_from([25, 13, 2, 1, 0]),
@@ -81,6 +80,9 @@ def check(seed, num_images, sizes, side, channels, stride, activation):
     stride=st.integers(1, 6),
     activation=st.sampled_from(list(AFTER)),
 )
+@hypothesis.example(seed=0, num_images=25, side=3, beyond=(4, 4), depth=3, channels=17, stride=1, activation="relu")
+@hypothesis.example(seed=0, num_images=2, side=2, beyond=(5, 3), depth=4, channels=9, stride=5, activation="relu")
+@hypothesis.example(seed=0, num_images=0, side=4, beyond=(0, 0), depth=16, channels=40, stride=1, activation="relu")
 def test_conv2d_values_and_gradients_equal_float64_oracle(
     seed, num_images, side, beyond, depth, channels, stride, activation
 ):
@@ -94,10 +96,9 @@ def test_conv2d_values_and_gradients_equal_float64_oracle(
     [
         ((64, 64, 4), 8, 16, 4),
         ((15, 15, 16), 4, 32, 2),
-        slow((84, 84, 4), 8, 32, 4),
-        slow((20, 20, 32), 4, 64, 2),
         ((9, 9, 64), 3, 64, 1),
         ((7, 7, 16), 3, 8, 2),  # the side is not a multiple of the stride: long rows of patches overlap
+        ((7, 7, 6), 3, 8, 2),  # and short rows, which overlap within 16 numbers: as many as the registers of AVX2 hold
     ],
 )
 def test_conv2d_equals_oracle_for_layer_sizes_of_networks(sizes, side, channels, stride):
@@ -114,8 +115,10 @@ def test_conv2d_keeps_nan_within_its_patches(activation):
     assert np.isnan(y[0, 0, 0]).all() and np.isfinite(y[0, 1:]).all() and np.isfinite(y[1]).all()
 
 
-@pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
-@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize(
+    ("batched", "dtype"),
+    [((0, None, None), np.float32), ((None, 0, 0), np.uint8), ((0, 0, 0), np.float32), ((0, 0, 0), np.uint8)],
+)
 def test_vmapped_conv2d_equals_single_calls_bitwise(batched, dtype):
     """Compare values and gradients bit for bit, as with the seeds of a population."""
     layers = [draw_layer(seed, 2, (7, 6, 3), 3, 9, 2) for seed in range(3)]

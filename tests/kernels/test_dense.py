@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.kernels import build, dense
-from tests.helpers import slow
 from tests.helpers.layers import AFTER, SLOPE, draw
 
 needs_native = pytest.mark.skipif(
@@ -60,13 +59,16 @@ def check(seed, sizes, activation, board):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
     sizes=st.tuples(SIZES, SIZES, SIZES),
     activation=st.sampled_from(list(AFTER)),
     board=st.booleans(),
 )
+@hypothesis.example(seed=0, sizes=(1, 9, 30), activation="tanh", board=True)
+@hypothesis.example(seed=0, sizes=(13, 1, 30), activation="tanh", board=False)
+@hypothesis.example(seed=0, sizes=(13, 9, 1), activation="tanh", board=True)
 def test_dense_values_and_gradients_equal_float64_oracle(seed, sizes, activation, board):
     """Sizes include one row, one input, one output, and widths that fill no register."""
     check(seed, sizes, activation, board)
@@ -102,7 +104,7 @@ def test_c_kernels_equal_oracle_without_newer_vector_instructions(tmp_path, with
     assert ended.stdout == "right\n", ended.stderr
 
 
-@pytest.mark.parametrize("sizes", [(1024, 64, 64), (64, 120, 84), (64, 1024, 128), slow((300, 256, 256))])
+@pytest.mark.parametrize("sizes", [(64, 120, 84), (64, 1024, 128)])
 @pytest.mark.parametrize("board", [False, True])
 def test_dense_equals_oracle_for_layer_sizes_of_networks(sizes, board):
     rows, inputs, outputs = sizes
@@ -136,9 +138,10 @@ def test_dense_keeps_nan_and_infinity(activation):
 
 
 @needs_native
-@pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
-@pytest.mark.parametrize("board", [False, True])
-@pytest.mark.parametrize("num_outputs", [2, 9])
+@pytest.mark.parametrize(
+    ("batched", "board", "num_outputs"),
+    [((0, None, None), False, 9), ((None, 0, 0), True, 9), ((0, 0, 0), False, 2), ((0, 0, 0), True, 2)],
+)
 def test_vmapped_dense_equals_single_calls_bitwise(batched, board, num_outputs):
     """Compare values and gradients bit for bit, as with the seeds of a population."""
     *arrays, g = draw(5, (3, 21, 6), (3, 6, num_outputs), (3, num_outputs), (21, num_outputs))

@@ -53,7 +53,7 @@ def check(seed, num_rows, width, activation):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
     num_rows=st.integers(0, 9),
@@ -96,10 +96,9 @@ class Ours(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(5,), (3, 4, 4, 16)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_layer_norm_equals_flax_with_same_parameters(shape, dtype, monkeypatch):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+def test_layer_norm_equals_flax_with_same_parameters(dtype, monkeypatch):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 4, 16)), dtype)
     plain = Plain(dtype)
     params = jax.tree.map(lambda leaf: leaf + 0.5, plain.init(jax.random.key(0), x))
     shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)

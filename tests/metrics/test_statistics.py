@@ -10,13 +10,6 @@ from jaxrl_fast.metrics import statistics
 pytestmark = pytest.mark.unit
 
 
-def test_iqm_drops_a_quarter_of_scores_at_both_ends():
-    """Of eight scores, two at each end are dropped: (3 + 4 + 6 + 9) / 4 = 5.5. Of seven, one at each end: 24 / 5."""
-    assert statistics.iqm(np.array([100, 9, -50, 3, 4, 6, 1, 200])) == 5.5
-    assert statistics.iqm(np.array([9, -50, 3, 4, 6, 2, 200])) == 24 / 5
-    np.testing.assert_array_equal(statistics.iqm(np.array([[1, 2, 3, 4], [5, 9, 7, 7]]), 1), [2.5, 7.0])
-
-
 def test_mean_interval_resamples_trainings_and_their_scores():
     """Compare with all draws of two trainings, which have two scores and one, and with direct resampling of four.
 

@@ -1,7 +1,5 @@
 """Test records, windows and statistics against hand calculations and scipy."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,20 +79,6 @@ def test_record_buffer_drops_old_chunks(chunks, most):
     (taken,) = ledger.take(everything=True)
     assert taken["x"][0].tolist() == seen[-held:]
     assert not list(ledger.take(everything=True))
-
-
-def test_episode_window_holds_last_hundred_episodes():
-    """60 of return 1, 50 of 2, 70 of 3: 50 + 70 are sufficient, so the mean is (100 + 210) / 120."""
-    window = EpisodeWindow()
-    assert math.isnan(window.mean)
-    window.add(60, 60.0, 8, 4)
-    assert not window.full and window.mean == 1.0
-    window.add(50, 100.0, 8, 4)
-    assert window.full and window.mean == 160 / 110
-    window.add(70, 210.0, 8, 4)
-    assert window.mean == 310 / 120
-    window.add(0, 0.0, 8, 4)
-    assert window.mean == 310 / 120
 
 
 history = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=60)

@@ -12,14 +12,12 @@ from jaxrl_fast.networks.conv import Conv
 from jaxrl_fast.networks.torsos import impala, nature
 from jaxrl_fast.networks.torsos.impala import Residual
 from jaxrl_fast.networks.torsos.minatar import Boards
-from tests.helpers import slow
 from tests.helpers.convolutions import WAYS, compute_by
 
 
 @pytest.mark.parametrize(
     ("shape", "side", "stride", "padding"),
     [
-        ((10, 10, 4), 3, 1, "VALID"),
         ((11, 6, 3), 3, 1, "SAME"),
         ((20, 21, 2), 8, 4, "VALID"),
         ((4, 4, 2), 4, 3, "VALID"),
@@ -134,7 +132,7 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("way", ["patches", "xla"])
-@pytest.mark.parametrize("batch", [(), (4, 128), *map(slow, [(1,), (3, 7), (128,), (300,)])])
+@pytest.mark.parametrize("batch", [(), (4, 128)])
 @pytest.mark.slow
 def test_boards_match_flax_with_channels_first(batch, way, layer_norm, monkeypatch):
     """Batches of more than 128 boards are computed in several blocks."""
@@ -192,17 +190,7 @@ def test_normalize_columns_matches_layer_norm_in_float64():
 
 @pytest.mark.parametrize(
     ("num_rows", "max_size", "size"),
-    [
-        (0, 8, 0),
-        (5, 8, 5),
-        (8, 8, 8),
-        (24, 8, 8),
-        (12, 8, 6),
-        (11, 8, 11),
-        (14, 8, 7),
-        (256, 128, 128),
-        (131, 128, 131),
-    ],
+    [(0, 8, 0), (5, 8, 5), (24, 8, 8), (12, 8, 6), (11, 8, 11), (256, 128, 128), (131, 128, 131)],
 )
 def test_block_size_divides_rows_on_cpu_and_is_all_rows_on_gpu(num_rows, max_size, size, monkeypatch):
     assert blocks.block_size(num_rows, max_size) == (size if jax.default_backend() == "cpu" else num_rows)

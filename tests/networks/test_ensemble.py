@@ -70,11 +70,6 @@ def test_critics_differ_and_init_is_reproducible():
         assert all(np.abs(x[i] - x[j]).max() > 0.1 for x in kernels)
 
 
-def test_single_critic_keeps_ensemble_axis():
-    made = critics(VECTOR, 2, 1, Options(hidden=(8,)))
-    assert compute(made, start(made), draw(5, 3), draw(5, 2)).shape == (1, 5)
-
-
 def test_loss_of_one_critic_has_no_gradient_for_others():
     made = critics(VECTOR, 2, 3, Options(hidden=(8,), activation="relu"))
     inputs = draw(6, 3), draw(6, 2, seed=1)
@@ -119,13 +114,6 @@ def test_critics_compute_in_dtype_of_option_and_return_float32():
     assert (value != exact).any()
 
 
-def test_ensemble_initializes_each_copy_with_separate_key():
-    one = networks.network(VECTOR, 2, Options(hidden=(5,)))
-    params, init = start(ensemble(one, 3)), jax.jit(one.init)
-    for i, key in enumerate(jax.random.split(jax.random.key(0), 3)):
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), at(i, params), init(key))
-
-
 # Custom modules
 
 
@@ -142,16 +130,6 @@ def test_join_action_keeps_dtype_of_features():
     inputs = draw(4, 3).astype(jnp.bfloat16), draw(4, 2)
     found = joined.apply(joined.init(jax.random.key(0), inputs), inputs)
     assert found.dtype == jnp.bfloat16 and found.shape == (4, 5)
-
-
-def test_critic_heads_are_applied_to_custom_features_and_action():
-    made = critics(VECTOR, 2, 2, Options(kind=f"{__name__}:Doubled"))
-    params, obs, action = start(made), draw(2, 3, 3), draw(2, 3, 2, seed=1)
-    features = np.concatenate([2 * obs, action], axis=-1).astype(float)
-    value = compute(made, params, obs, action)
-    for i in range(2):
-        expected = features @ np.asarray(params["params"]["heads_0"]["kernel"][i], float)
-        np.testing.assert_allclose(value[i], expected[..., 0], rtol=1e-4, atol=1e-5)
 
 
 def test_critic_dense_layers_are_applied_to_custom_features_and_action():

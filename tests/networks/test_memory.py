@@ -9,7 +9,6 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import kernels, networks
 from jaxrl_fast.networks import Options, memory
-from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
 
@@ -50,18 +49,6 @@ def test_sequence_matches_single_steps_and_reset_restores_initial_carry(kind):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), last, carry)
     for after, zero in zip(jax.tree.leaves(last), jax.tree.leaves(layer.initial_carry(SIZE)), strict=True):
         assert np.array_equal(after[0], zero) and not np.array_equal(after[1], zero)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_half_sequences_match_whole_sequence(kind):
-    layer, params, start = make_memory(kind)
-    x, reset = sequences()
-    end, whole = layer.apply(params, start, x, reset)
-    middle, first = layer.apply(params, start, x[:, :3], reset[:, :3])
-    last, second = layer.apply(params, middle, x[:, 3:], reset[:, 3:])
-    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), last, end)
 
 
 def test_gru_matches_flax():
@@ -147,9 +134,8 @@ def test_lru_parallel_scan_matches_sequential_scan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gru", slow("lstm"), slow("lru")])
-def test_networks_with_memory_depend_on_carry(kind):
-    options = dict(memory=kind, memory_size=SIZE, hidden=(6,))
+def test_networks_with_memory_depend_on_carry():
+    options = dict(memory="gru", memory_size=SIZE, hidden=(6,))
     obs = jax.random.normal(jax.random.key(0), (B, L, 3))
     reset = sequences()[1]
     both, values = (
@@ -176,24 +162,21 @@ class Squares(nn.Module):
         return self.param("scale", nn.initializers.ones, ()) * obs**2
 
 
-BOARD, PIXELS = ShapeDtypeStruct((5, 4, 2), jnp.bool_), ShapeDtypeStruct((36, 36, 1), jnp.uint8)
-TORSOS = {
-    "mlp": OBS,
-    "simba": OBS,
-    "minatar": BOARD,
-    "nature": PIXELS,
-    "dqn2013": PIXELS,
-    "impala": BOARD,
-    f"{__name__}:Squares": BOARD,
-}
+BOARD = ShapeDtypeStruct((5, 4, 2), jnp.bool_)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torso", [torso if torso in ("mlp", "minatar") else slow(torso) for torso in TORSOS])
-@pytest.mark.parametrize("hidden", [(6,), (6, 6)])
-def test_dueling_after_memory_unrolls_as_single_steps(torso, hidden):
+@pytest.mark.parametrize(
+    ("torso", "spec", "hidden"),
+    [
+        ("simba", OBS, (6, 6)),
+        ("minatar", BOARD, (6,)),
+        (f"{__name__}:Squares", BOARD, (6, 6)),
+    ],
+)
+def test_dueling_after_memory_unrolls_as_single_steps(torso, spec, hidden):
     """The width of the memory, 4, differs from that of the layers, and one layer leaves the trunk without any."""
-    spec, num_steps = TORSOS[torso], 3
+    num_steps = 3
     options = dict(kind=torso, hidden=hidden, dueling=True, memory="gru", memory_size=SIZE)
     network = networks.network(spec, 2, Options(**options))
     params = network.init(jax.random.key(1))

@@ -242,12 +242,9 @@ def test_without_compiler_there_is_one_grad_worker(monkeypatch, tmp_path):
 
 LINES = (  # few rows in a gradient step
     "ppo --env CartPole-v1 --num-envs 4",
-    "ppo --env Pendulum-v1 --num-envs 1 --num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
     "dqn --env gymnasium/CartPole-v1 --num-envs 2",  # stepped by one of them
-    "dqn --env CartPole-v1 --num-envs 1",
     "sac --env Pendulum-v1 --num-envs 1",
-    "dqn --env CartPole-v1 --num-envs 3 --replay prioritized --dueling --hidden-sizes 120 84",
 )
 
 

@@ -51,7 +51,7 @@ def test_shards_on_two_devices_equal_shards_on_one_device(monkeypatch):
 
 
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
-@pytest.mark.parametrize(("num_seeds", "sequential_seeds"), [slow(4, False), slow(5, False), (8, True)])
+@pytest.mark.parametrize(("num_seeds", "sequential_seeds"), [(5, False), (8, True)])
 @pytest.mark.slow
 def test_seeds_of_batch_equal_single_runs(num_shards, num_seeds, sequential_seeds):
     """Compare one or more seeds per device, in parallel or sequentially, with runs of one seed."""
@@ -61,8 +61,7 @@ def test_seeds_of_batch_equal_single_runs(num_shards, num_seeds, sequential_seed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
-def test_default_prng_impl_does_not_change_initial_state(implementation):
+def test_default_prng_impl_does_not_change_initial_state():
     """With rbg keys, vmap would reset all environments equally, and batched seeds would differ from single runs."""
     env = envs.make("CartPole-v1", 16)
     agent = ppo.make(configure(ppo.Config, rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
@@ -71,7 +70,7 @@ def test_default_prng_impl_does_not_change_initial_state(implementation):
         return jax.jit(jax.vmap(partial(program.begin, env, lambda _: agent), (0, None)))(np.arange(3), {})
 
     expected = begin()
-    with jax.default_prng_impl(implementation):
+    with jax.default_prng_impl("rbg"):
         found = begin()
         evaluated = jax.random.key_impl(evaluator.keys_of(0, 0))
     assert evaluated == jax.random.key_impl(jax.random.key(0, impl="threefry2x32"))

@@ -50,13 +50,6 @@ def with_four_rows(buffer):
 # Importance weights
 
 
-def test_importance_weights_match_hand_computation():
-    # the minimum is 1: (1/1)^.5, (1/4)^.5, 0 for priority 0, (1/16)^.5
-    found = replay.importance_weights(jnp.float32([1, 4, 0, 16]), 0.5)
-    np.testing.assert_allclose(found, [1, 0.5, 0, 0.25], rtol=1e-6)
-    np.testing.assert_array_equal(replay.importance_weights(jnp.zeros(3), 0.5), 0)
-
-
 def test_importance_weights_are_divided_by_maximum_over_devices():
     """One of the three devices has nothing to sample."""
     prob = jnp.float32([[1, 4], [16, 64], [0, 0]])

@@ -277,22 +277,6 @@ def test_draw_and_read_ignore_rows_beyond_size():
 # By hand ---------------------------------------------------------------------------------------
 
 
-def test_two_step_returns_match_hand_computation():
-    """Rewards are 1 2 4 8 0, and the fourth step terminates: 1 + .5 * 2, 2 + .5 * 4, 4 + .5 * 8, and 8."""
-    layout = replay_ring.ReplayConfig(6, 1, n_step=2)
-    column = lambda *x: jnp.array(x, jnp.float32)[:, None]
-    last = column(0, 0, 0, 1, 0, 0) > 0
-    steps = Transition(
-        column(0, 1, 2, 3, 4, 5), jnp.zeros((6, 1), jnp.int32),
-        column(1, 2, 4, 8, 0, 16), column(1, 1, 1, 0, 1, 1), last, column(1, 1, 1, 1, 0, 1) > 0, (),
-    )  # fmt: skip
-    ring = replay_ring.add(layout, replay_ring.init(layout, jax.ShapeDtypeStruct((), jnp.float32), Discrete(2)), steps)
-    sample = replay_ring.read(layout, ring, jnp.arange(4), jnp.zeros(4, jnp.int32), 0.5)
-    np.testing.assert_array_equal(sample.reward, [2, 4, 8, 8])
-    np.testing.assert_array_equal(sample.discount, [0.25, 0.25, 0, 0])
-    np.testing.assert_array_equal(sample.next_obs, [2, 3, 4, 4])  # 4 is the final observation of the episode
-
-
 @pytest.mark.slow
 def test_frame_stacks_match_hand_computation():
     """Frames are 5 6 7, a reset to 1, then 2. Check stacks of three before, at and after the reset."""
@@ -312,16 +296,6 @@ def test_frame_stacks_match_hand_computation():
 
 
 # Seeds -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_vmapped_rings_equal_single_rings():
-    case = CASES["gray"]
-    steps = history(case, 5).steps
-    rings, seen = fill_many(case.layout, case.rollout_length, steps)
-    alone = jax.jit(functools.partial(fill, case.layout, case.rollout_length))
-    for h in (0, 1):
-        same(*(jax.tree.map(lambda x: x[h], (rings, seen)), alone(jax.tree.map(lambda x: x[h], steps))))  # noqa: B023
 
 
 # Size and cost ---------------------------------------------------------------------------------

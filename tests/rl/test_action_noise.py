@@ -44,18 +44,6 @@ def test_sample_noise_is_standard_normal_and_uncorrelated():
     assert abs(np.corrcoef(normal[1:].ravel(), normal[:-1].ravel())[0, 1]) < 0.03
 
 
-def test_correlated_noise_with_theta_1_is_white_noise():
-    normal = draw(3, 2).normal
-    assert action_noise.initial_carry(2, 1.0) == ()
-    np.testing.assert_array_equal(noise_process(1.0, normal), normal)
-
-
-def test_correlated_noise_equals_hand_calculation():
-    # theta 0.4: x' = 0.6 x + sqrt(1 - 0.36) n = 0.6 x + 0.8 n.  n = 1, 0, -2: 0.8, 0.48, 0.288 - 1.6
-    normal = jnp.broadcast_to(jnp.float32([1, 0, -2])[:, None, None], (3, 1, 2))
-    np.testing.assert_allclose(noise_process(0.4, normal)[:, 0, 0], [0.8, 0.48, -1.312], rtol=1e-6)
-
-
 @settings(max_examples=10)
 @given(st.floats(0.01, 1))
 def test_correlated_noise_matches_plain_loop(theta):

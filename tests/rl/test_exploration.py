@@ -86,7 +86,7 @@ AGENTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
-@pytest.mark.parametrize(("num_envs", "rollout_length"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow), (10, 3)])
+@pytest.mark.parametrize(("num_envs", "rollout_length"), [(4, 5)])
 def test_agents_decay_epsilon_by_environment_steps(name, num_envs, rollout_length):
     """At each update and step, a number just below the expected epsilon explores and one just above does not."""
     agent = AGENTS[name](

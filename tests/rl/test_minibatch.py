@@ -43,7 +43,7 @@ def test_shuffle_reaches_every_order_of_few_rows(num_rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_rows", [256, 320, 512])
+@pytest.mark.parametrize("num_rows", [256, 320])
 def test_shuffle_assigns_rows_to_minibatches_uniformly(num_rows):
     """Chi-square test over rows and minibatches with 4000 keys. For a fair shuffle, p is rarely below 1e-4."""
     keys = jax.random.split(jax.random.key(1), 4000)
@@ -80,7 +80,7 @@ def test_assign_uses_each_row_once_and_gather_rows_keeps_rows_intact(shape, seed
     np.testing.assert_array_equal(batches["b"], np.tile(order[..., None], 3))
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 1024, 1025, 4096, 5003])
+@pytest.mark.parametrize("num_rows", [1, 1024, 4096, 5003])
 def test_accumulate_grads_sums_over_all_rows(num_rows):
     """5003 is prime: its only equal parts are single rows, so it is not split."""
     rows = jax.random.normal(jax.random.key(0), (num_rows, 3))
@@ -102,7 +102,7 @@ def test_flatten_is_time_major():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_rows", [1, 7, 300, 1024, 2048, 3000, 2 * 1021])
+@pytest.mark.parametrize("num_rows", [1, 2048, 3000, 2 * 1021])
 def test_map_chunks_equals_function_of_all_rows(num_rows):
     """Row order and pytrees are kept, also for numbers of rows without a suitable divisor."""
     rows = {"x": jnp.arange(num_rows * 2.0).reshape(num_rows, 2), "y": jnp.arange(num_rows)}

@@ -34,7 +34,7 @@ def due(schedule, counts, num_updates):
 # Gradient steps
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 10, 64, 1000, 4096])
+@pytest.mark.parametrize("num_envs", [1, 10, 4096])
 @settings(max_examples=12)
 @given(RATIOS, st.integers(1, 9), st.integers(0, 60_000))
 @example(0.1, 1, 0)

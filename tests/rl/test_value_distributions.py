@@ -10,16 +10,6 @@ from jaxrl_fast.rl import value_distributions
 pytestmark = pytest.mark.unit
 
 
-def test_projection_equals_hand_calculation():
-    # On -1, 0, 1: 0.25 is 3/4 of 0 and 1/4 of 1;  -0.5 is half and half;  5 and -9 are clipped to the ends.
-    support = jnp.float32([-1, 0, 1])
-    goal = value_distributions.Atoms(
-        jnp.float32([[0.25, -0.5], [5, -9], [0, 1]]), jnp.float32([[0.5, 0.5], [0.3, 0.7], [0.2, 0.8]])
-    )
-    expected = [[0.25, 0.25 + 0.375, 0.125], [0.7, 0, 0.3], [0, 0.2, 0.8]]
-    np.testing.assert_allclose(value_distributions.project(goal, support), expected, rtol=1e-6, atol=1e-7)
-
-
 def test_projection_matches_rlax(rlax):
     rng = np.random.default_rng(0)
     support = jnp.linspace(-2, 3, 11, dtype=jnp.float32)

