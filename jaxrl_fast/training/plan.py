@@ -74,14 +74,13 @@ def make_plan(settings: Settings) -> Plan:
     if resumed and not options.dry_run:
         lock = directory.claim(resumed)
     try:
-        place = resumed or directory.chosen(options)  # refuse a wrong folder before slow imports
+        chosen = None if resumed else directory.chosen(options)  # refuse a wrong folder before slow imports
         of_replay = replay_dir.chosen(options)
         if resumed:
             replay_dir.check_links(resumed)
         ready = validate_plan(_with_num_envs(settings))
-        if not resumed:
-            default = directory.default(settings, ready.env)
-            place = place or default if options.dry_run else directory.make(place, default, start)
+        default = directory.default(settings, ready.env)
+        place = resumed or (chosen or default if options.dry_run else directory.make(chosen, default, start))
     except BaseException:
         if lock:  # a notebook keeps the error, and the error keeps the lock alive
             lock.release()

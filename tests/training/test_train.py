@@ -182,7 +182,7 @@ def test_run_continues_when_tracking_service_fails(fails, tmp_path, monkeypatch,
 
     calls = {name: (fail if name == fails else lambda *_, **__: None) for name in ("init", "log", "finish")}
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(**calls))
-    trainer.execute(plan(tmp_path / "run", "--loggers", "wandb"))
+    trainer.execute(plan(tmp_path / "run", "--loggers wandb"))
     records, summary = read(tmp_path / "run")
     assert summary["status"] == "done" and len(records) == 6
     err = capsys.readouterr().err

@@ -163,7 +163,7 @@ class LazyPool:
 OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs may contain the address of a pool
 
 
-def of_all(parts: Sequence[Any]) -> dict[str, Callable[..., Any]]:
+def of_all(parts: Sequence[Any]) -> dict[str, Any]:
     """Return the functions of a `HostEnv` that call those of all parts: pools, or the `HostEnv` of each shard.
 
     The names of saved arrays begin with the index of a part.
@@ -186,7 +186,7 @@ def of_all(parts: Sequence[Any]) -> dict[str, Callable[..., Any]]:
         for i, part in enumerate(parts):
             part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
-    calls: dict[str, Callable[..., Any]] = {name: partial(call, name) for name in ("open", "close", "reseed")}
+    calls: dict[str, Any] = {name: partial(call, name) for name in ("open", "close", "reseed")}
     return calls | {"save": save, "load": load}
 
 

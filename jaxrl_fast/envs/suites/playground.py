@@ -7,16 +7,16 @@ environment below it, and counts the steps itself. Locomotion and manipulation a
 import functools
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.gymnax.adapt import adapt
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.spaces import Interval
-from jaxrl_fast.types import Env, Key, PyTree
+from jaxrl_fast.envs.suites.physics import Params, PhysicsEnv
+from jaxrl_fast.envs.suites.physics import is_physics as is_physics
+from jaxrl_fast.types import Env
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)  # of brax, which it imports
@@ -25,45 +25,12 @@ with warnings.catch_warnings():
 PHYSICS = {"impl": "jax"}  # Playground's default, Warp, requires an NVIDIA GPU to be fast
 
 
-class Params(NamedTuple):
-    """Parameters of every environment of the suite."""
-
-    max_steps_in_episode: int
-
-
-class State(NamedTuple):
-    """The state of one environment."""
-
-    env: Any  # Playground's own state
-    num_steps: jax.Array  # int32 [] in this episode
-
-
-class PlaygroundEnv:
-    """One environment of MuJoCo Playground, with gymnax's interface."""
-
-    def __init__(self, name: str):
-        config = dm_control_suite.get_default_config(name)
-        self.env = dm_control_suite.load(name, config, PHYSICS)
-        self.default_params = Params(int(config.episode_length))
-
-    def reset_env(self, key: Key, params: Params) -> tuple[PyTree, State]:
-        """Start an episode."""
-        state = self.env.reset(key)
-        return state.obs, State(state, jnp.int32(0))
-
-    def step_env(self, key: Key, state: State, action: jax.Array, params: Params) -> tuple[Any, ...]:
-        """Step without a time limit and without a reset. Only diverged physics are a terminal state."""
-        after = self.env.step(state.env, action)
-        return after.obs, State(after, state.num_steps + 1), after.reward, after.done > 0, {}
-
-    def is_truncated(self, state: State, params: Params) -> jax.Array:
-        """Return whether the time limit is reached."""
-        return state.num_steps >= params.max_steps_in_episode
-
-    def action_space(self, params: Params) -> Interval:
-        """Return the range of the actuators' controls, which is [-1, 1] in all of the suite."""
-        one = np.ones(self.env.action_size, np.float32)
-        return Interval(-one, one)
+def make_one(name: str) -> PhysicsEnv:
+    """Return one environment with gymnax's interface. Only diverged physics are a terminal state of it."""
+    config = dm_control_suite.get_default_config(name)
+    env = dm_control_suite.load(name, config, PHYSICS)
+    one = np.ones(env.action_size, np.float32)  # the range of controls is [-1, 1] in all of the suite
+    return PhysicsEnv(env, Params(int(config.episode_length)), Interval(-one, one))
 
 
 def registered() -> tuple[str, ...]:
@@ -71,13 +38,8 @@ def registered() -> tuple[str, ...]:
     return tuple(dm_control_suite.ALL_ENVS)
 
 
-def is_physics(name: str) -> bool:
-    """Return whether an environment simulates physics: all of the suite do."""
-    return True
-
-
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: HostEnvConfig | None = None) -> Env:
     """Return N environments by Playground's name for them; `host_config` does not concern the device."""
     del host_config
-    make_one = functools.partial(PlaygroundEnv, name)
-    return adapt(make_one, num_envs, options, f"playground/{name}", make_one)
+    construct = functools.partial(make_one, name)
+    return adapt(construct, num_envs, options, f"playground/{name}", construct)
