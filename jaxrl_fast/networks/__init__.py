@@ -137,7 +137,7 @@ class _Outputs(nn.Module):
     noisy: bool
 
     def setup(self):
-        widths = (1, self.num_outputs) if self.streams else (self.num_outputs or 1,)
+        widths = [1] * bool(self.streams) + [self.num_outputs or 1]
         layer = NoisyDense if self.noisy else Dense
         self.heads = [layer(width * (self.num_atoms or 1), 1.0) for width in widths]
 

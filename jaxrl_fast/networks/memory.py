@@ -41,9 +41,7 @@ def _custom(name: str) -> "type[Memory]":
     found = importing.attribute(name, f"memory {name!r}")
     if not (isinstance(found, type) and issubclass(found, Memory)):
         got = importing.describe(found)
-        raise ValueError(
-            f"memory: {name} must be a subclass of jaxrl_fast.networks.memory.Memory, got {got}; derive it"
-        )
+        raise ValueError(f"memory: {name} must be a subclass of {__name__}.Memory, got {got}; derive it")
     return found
 
 

@@ -8,7 +8,6 @@ from jaxrl_fast.options.declare import Bounds, Part, choice, option
 Observations = Literal["auto", "image", "board", "vector"]
 Activation = Literal["auto", "tanh", "relu"]
 KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
-Dtype = Literal["float32", "bfloat16"]
 WIDTH = Bounds(1, 2**16)  # wider layers overflow JAX's sizes
 
 
@@ -21,7 +20,7 @@ class Network(Part):
     )
     activation: Activation = option("auto", "Activation function; auto: that of the network's paper (tanh for mlp).")
     kernel_init: KernelInit = option("orthogonal", "Initialization of kernels, by its name in jax.nn.initializers.")
-    compute_dtype: Dtype = option(
+    compute_dtype: Literal["float32", "bfloat16"] = option(
         "float32", "Dtype of the network's computation; parameters stay float32. bfloat16 is for GPUs."
     )
     observations: Observations = option(

@@ -257,9 +257,8 @@ def make_curve(name: str, runs: Sequence[RunRecords], options: Options) -> Any:
     points, each = curves.align(trainings, MAX_BINS)
     end, longest = points[-1], max(x[-1] for x, _, _ in trainings)
     if options.x == "steps" and longest > 1.1 * end:
-        shown_end, shown_longest = formatting.short_number(float(end)), formatting.short_number(float(longest))
-        extent = f"{shown_end} of {shown_longest} environment steps"
-        warnings.warn(f"{name}: drawn up to the end of its shortest training, {extent}")
+        extent = " of ".join(formatting.short_number(float(x)) for x in (end, longest))
+        warnings.warn(f"{name}: drawn up to the end of its shortest training, {extent} environment steps")
     unit = "trainings" if differing_options(runs) else "seeds"
     return curves.aggregate(name, points, each, unit)
 

@@ -70,6 +70,7 @@ NEAREST = {  # for modules without tests/FOLDER/test_MODULE.py
     "metrics/": ["metrics/test_tracker.py"],
     "networks/": ["networks/test_networks.py", "networks/test_conv.py"],
     "replay/": ["replay/test_replay.py", "replay/test_ring.py"],
+    "rl/heads.py": ["rl/test_distributions.py"],
     "rollout.py": ["test_loop.py"],
     "sweep/": ["sweep/test_sweep.py"],
     "utils/arguments.py": ["envs/test_spaces.py", "envs/test_gymnax.py"],

@@ -34,7 +34,5 @@ class Convolutions(nn.Module):
         return x
 
 
-LAYERS_2013 = (16, 8, 4), (32, 4, 2)
-LAYERS = (32, 8, 4), (64, 4, 2), (64, 3, 1)
-KIND = Kind((512,), "relu", 8, mlp.layers, partial(Convolutions, LAYERS), MIN_SIDE)
-DQN2013 = Kind((256,), "relu", 8, mlp.layers, partial(Convolutions, LAYERS_2013), MIN_SIDE)
+KIND = Kind((512,), "relu", 8, mlp.layers, partial(Convolutions, ((32, 8, 4), (64, 4, 2), (64, 3, 1))), MIN_SIDE)
+DQN2013 = Kind((256,), "relu", 8, mlp.layers, partial(Convolutions, ((16, 8, 4), (32, 4, 2))), MIN_SIDE)

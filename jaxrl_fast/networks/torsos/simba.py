@@ -43,8 +43,8 @@ def layers(obs: PyTree, options: Options, part: slice, after_memory: bool = Fals
     if options.batch_renorm or options.noisy:
         option, got = ("target", "none") if options.batch_renorm else ("noisy", "true")
         raise ValueError(f"{option}: network simba has layers of its own, got {got}; use network mlp")
-    begins, ends = part.start is None or after_memory, part.stop is None
-    return ResidualMLP(widths[0], len(widths[part]), options.activation, options.dtype, begins, ends)
+    begins = part.start is None or after_memory
+    return ResidualMLP(widths[0], len(widths[part]), options.activation, options.dtype, begins, part.stop is None)
 
 
 KIND = Kind((128,), "relu", 512, layers)
