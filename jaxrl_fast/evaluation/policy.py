@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_fast import players
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.envs import spaces
+from jaxrl_fast.evaluation.inputs import as_batch, num_rows, seen
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.rollout import initial_carry
-from jaxrl_fast.types import Agent, Array, Box, Decision, Env, Key, PolicyInput, PyTree
+from jaxrl_fast.types import Agent, Array, Decision, Env, Key, PolicyInput, PyTree
 from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.importing import describe
 from jaxrl_fast.utils.random import key_of_seed
@@ -109,7 +108,7 @@ class Policy:
             ValueError: If `obs` or `mask` do not match the environment, the batch is empty, or `explore` lacks a key.
         """
         batch, is_one = as_batch(self._decide.env, obs, mask)
-        action, _ = self._decide(batch, self._initial(_size(batch)), key, explore)
+        action, _ = self._decide(batch, self._initial(num_rows(batch)), key, explore)
         return action[0] if is_one else action
 
 
@@ -139,7 +138,7 @@ class RecurrentPolicy:
                 key.
         """
         batch, is_one = as_batch(self._decide.env, obs, mask)
-        expected = self.initial_memory(None if is_one else _size(batch))
+        expected = self.initial_memory(None if is_one else num_rows(batch))
         shapes = lambda tree: jax.tree.map(jnp.shape, tree)
         if shapes(memory) != shapes(expected):
             problem = f"must have the shapes {shapes(expected)}, got {shapes(memory)}"
@@ -160,105 +159,10 @@ class Decide(NamedTuple):
         """Return the environment's actions [B, ...] and the carries after them."""
         if explore and key is None:
             raise ValueError("policy: explore=True requires a PRNG key; pass key=jax.random.key(0)")
-        if not _size(batch):
+        if not num_rows(batch):
             raise ValueError("policy: obs is an empty batch; pass at least one observation")
         action, carry = self.explore(batch, carry, key) if explore and key is not None else self.exploit(batch, carry)
         return self.env.view.to_env_action(action), carry
-
-
-def _size(batch: PyTree) -> int:
-    """Return B for arrays [B, ...]."""
-    return len(jax.tree.leaves(batch)[0])
-
-
-def seen(env: Env, given: PolicyInput) -> PolicyInput:
-    """Return an input [B, ...] as agents see it, from an observation and a mask as the environment returns them."""
-    mask = given.action_mask
-    if env.view.raw_mask:
-        mask = env.view.raw_mask(given.obs)
-    elif env.spec.has_action_mask:
-        assert mask is not None and not isinstance(env.spec.action, Box), "`as_batch` has checked it"
-        mask = spaces.allowed(env.spec.action, mask)
-    return PolicyInput(env.view.encode_obs(given.obs), mask)
-
-
-def raw_obs(env: Env) -> PyTree:
-    """Return shapes and dtypes of one observation as the environment returns it."""
-    return env.spec.obs if env.view.raw_obs is None else env.view.raw_obs
-
-
-def takes_mask(env: Env) -> bool:
-    """Return whether a policy takes the action mask apart from the observation."""
-    return env.spec.has_action_mask and env.view.raw_mask is None
-
-
-def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool]:
-    """Return the raw input [B, ...] in the environment's dtypes, and whether it was a single one without axis B.
-
-    Raises:
-        ValueError: If structure, shapes or dtypes do not match what the environment returns.
-    """
-    env_id, like = env.spec.id, raw_obs(env)
-    structure: Any = jax.tree.structure(like)
-    try:
-        leaves = [_array(x) for x in structure.flatten_up_to(_plain(obs))]
-    except ValueError:  # the structures differ
-        leaves = []
-    extra = {x.ndim - part.ndim if _fits(x, part) else None for x, part in zip(leaves, jax.tree.leaves(like))}
-    if extra not in ({0}, {1}):
-        is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(like, tuple)
-        shown = jax.tree.map(_array, _plain(obs), is_leaf=is_array)
-        expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (like, shown))
-        raise ValueError(
-            f"obs: {env_id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
-        )
-    cast = lambda x, part: jnp.asarray(x if extra == {1} else x[None], part.dtype)
-    batch = jax.tree.map(cast, structure.unflatten(leaves), like)
-    return PolicyInput(batch, _as_masks(env, mask, None if extra == {0} else _size(batch))), extra == {0}
-
-
-def _as_masks(env: Env, mask: Any, num_rows: int | None) -> Any:
-    """Return masks as bool [B, num_outputs], or None if observations have them; `num_rows` None: one without axis B."""
-    if not takes_mask(env):
-        if mask is not None:
-            where = "in its observations" if env.view.raw_mask else "no action masks"
-            raise ValueError(f"mask: {env.spec.id} has {where}, got one apart; leave it out")
-        return None
-    size = env.spec.action.num_outputs
-    if mask is None:
-        use = f"mask, one bool for each of {size} actions" if env.on_device else 'mask=info["action_mask"]'
-        raise ValueError(f"mask: {env.spec.id} forbids some actions, got no mask; pass {use}")
-    rows = 1 if num_rows is None else num_rows
-    flat = lambda part: jnp.asarray(part, bool).reshape(rows, -1)
-    is_parts = isinstance(mask, tuple) or num_rows is None and isinstance(mask, list) and np.ndim(mask[:1]) > 1
-    try:
-        found = jnp.concatenate([flat(part) for part in mask], axis=1) if is_parts else flat(mask)
-    except (TypeError, ValueError):
-        found = None
-    if found is None or found.shape != (rows, size):
-        got = f"shape {list(np.shape(mask))}" if found is not None else describe(mask)
-        raise ValueError(f"mask: must have {size} entries for each observation of {env.spec.id}, got {got}")
-    return found
-
-
-def _array(x: Any) -> Any:
-    """Return a numpy array; a traced array is returned as it is, so that policies can be used under jit and vmap."""
-    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
-
-
-def _plain(obs: PyTree) -> PyTree:
-    """Return the observation with every mapping converted to a dictionary."""
-    return {name: _plain(part) for name, part in obs.items()} if isinstance(obs, Mapping) else obs
-
-
-def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
-    """Return whether `x` has the shape, except for a batch axis, and a safe dtype; boolean boards take any numbers.
-
-    Bytes are refused where the environment returns floats: they have perhaps not been scaled.
-    """
-    same_shape = x.shape[max(x.ndim - like.ndim, 0) :] == like.shape
-    is_safe = np.can_cast(x.dtype, like.dtype, "same_kind") and (x.dtype != np.uint8 or like.dtype.kind != "f")
-    return same_shape and (like.dtype == bool or is_safe)
 
 
 def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs: PyTree) -> list[bool]:
@@ -282,7 +186,7 @@ def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs:
 
 def greedy(agent: Agent, state: PyTree, inputs: PolicyInput, carry: PyTree) -> tuple[Array, PyTree]:
     """Return deterministic actions and the next carries [B, ...] for inputs and carries [B, ...]."""
-    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, _size(inputs)))
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, num_rows(inputs)))
     return agent.exploit(state, inputs, carry, noise)[:2]
 
 
@@ -295,7 +199,7 @@ def exploring(
     agent: Agent, num_envs: int, state: PyTree, inputs: PolicyInput, carry: PyTree, key: Key
 ) -> tuple[Array, PyTree]:
     """Return exploring actions and the next carries: row i [B, ...] acts like environment i % `num_envs`."""
-    num_obs = _size(inputs)
+    num_obs = num_rows(inputs)
     num_rounds = -(-num_obs // num_envs)
 
     def act(given):

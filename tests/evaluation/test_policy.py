@@ -23,7 +23,7 @@ from PIL import Image
 import jaxrl_fast
 from jaxrl_fast import evaluate
 from jaxrl_fast import video as video_
-from jaxrl_fast.evaluation import episodes, policy, render, saved_run, video
+from jaxrl_fast.evaluation import episodes, inputs, render, saved_run, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
@@ -173,23 +173,23 @@ def env_of(obs):
 
 def test_as_batch_casts_boards_but_not_images():
     bits, frames = (env_of(jax.ShapeDtypeStruct((2, 2), d)) for d in (np.bool_, np.uint8))
-    (batch, _), is_one = policy.as_batch(bits, np.array([[0.0, 1.0], [1.0, 0.0]]))
+    (batch, _), is_one = inputs.as_batch(bits, np.array([[0.0, 1.0], [1.0, 0.0]]))
     assert is_one and batch.dtype == bool and batch.tolist() == [[[False, True], [True, False]]]
     with pytest.raises(ValueError, match=r"uint8\[2, 2\]"):
-        policy.as_batch(frames, np.full((2, 2), 0.5))
+        inputs.as_batch(frames, np.full((2, 2), 0.5))
 
 
 def test_as_batch_accepts_tuples_and_mappings():
     """Pass tuples, lists and other mappings."""
     like = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
     pair = env_of((like(2), like(2)))
-    (batch, _), is_one = policy.as_batch(pair, ([1.0, 2.0], np.ones(2)))
+    (batch, _), is_one = inputs.as_batch(pair, ([1.0, 2.0], np.ones(2)))
     assert is_one and [x.tolist() for x in batch] == [[[1, 2]], [[1, 1]]]
-    assert not policy.as_batch(pair, (np.ones((3, 2)), np.ones((3, 2))))[1]
+    assert not inputs.as_batch(pair, (np.ones((3, 2)), np.ones((3, 2))))[1]
     with pytest.raises(ValueError, match=r"^obs: x observes \('float32\[2\]', 'float32\[2\]'\)"):
-        policy.as_batch(pair, np.ones(2))
+        inputs.as_batch(pair, np.ones(2))
     named = env_of({"a": like(2), "b": like()})
-    (batch, _), is_one = policy.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
+    (batch, _), is_one = inputs.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
     assert is_one and batch["a"].shape == (1, 2) and batch["b"].shape == (1,)
 
 

@@ -65,7 +65,7 @@ def make_env(
     obs = jax.eval_shape(functools.partial(_seen, spec), raw_rows(spec).obs)
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))
-    own = (lambda raw: raw) if spec.mask_is_part else spec.visible  # a mask in `info` is no part of an observation
+    own = (lambda raw: raw) if spec.mask_is_part else spec.visible  # a mask in `info` is not part of an observation
     num_pools, total = max(config.num_async_pools, 1), config.shard.num * max(config.num_async_pools, 1)
     first = config.shard.rank * num_pools
     pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))

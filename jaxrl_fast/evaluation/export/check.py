@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import export
 
-from jaxrl_fast.evaluation import policy
+from jaxrl_fast.evaluation import inputs, policy
 from jaxrl_fast.evaluation.export.function import KEY, PolicyFunction, named, with_memory
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.rollout import initial_carry
@@ -58,7 +58,7 @@ def reference(saved: SavedRun, given: PolicyInput, memory: tuple[Any, ...]) -> A
     env = saved.env
     is_memory = policy.remembers(saved.agent, saved.agent.exploit, saved.learners, env.spec.obs)
     carry = with_memory(initial_carry(saved.agent, NUM_ROWS), is_memory, memory)
-    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, policy.seen(env, given), carry)[0])
+    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, inputs.seen(env, given), carry)[0])
 
 
 def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:

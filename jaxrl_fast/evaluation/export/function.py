@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast import kernels
-from jaxrl_fast.evaluation.policy import raw_obs, remembers, seen, takes_mask
+from jaxrl_fast.evaluation.inputs import raw_obs, seen, takes_mask
+from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree, SampleNoise

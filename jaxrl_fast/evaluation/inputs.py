@@ -1,0 +1,107 @@
+"""Read what an environment returns, an observation and an action mask, as the input of a trained policy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.envs import spaces
+from jaxrl_fast.types import Box, Env, PolicyInput, PyTree
+from jaxrl_fast.utils.importing import describe
+
+
+def seen(env: Env, given: PolicyInput) -> PolicyInput:
+    """Return an input [B, ...] as agents see it, from an observation and a mask as the environment returns them."""
+    mask = given.action_mask
+    if env.view.raw_mask:
+        mask = env.view.raw_mask(given.obs)
+    elif env.spec.has_action_mask:
+        assert mask is not None and not isinstance(env.spec.action, Box), "`as_batch` has checked it"
+        mask = spaces.allowed(env.spec.action, mask)
+    return PolicyInput(env.view.encode_obs(given.obs), mask)
+
+
+def raw_obs(env: Env) -> PyTree:
+    """Return shapes and dtypes of one observation as the environment returns it."""
+    return env.spec.obs if env.view.raw_obs is None else env.view.raw_obs
+
+
+def takes_mask(env: Env) -> bool:
+    """Return whether a policy takes the action mask apart from the observation."""
+    return env.spec.has_action_mask and env.view.raw_mask is None
+
+
+def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool]:
+    """Return the raw input [B, ...] in the environment's dtypes, and whether it was a single one without axis B.
+
+    Raises:
+        ValueError: If structure, shapes or dtypes do not match what the environment returns.
+    """
+    env_id, like = env.spec.id, raw_obs(env)
+    structure: Any = jax.tree.structure(like)
+    try:
+        leaves = [_array(x) for x in structure.flatten_up_to(_plain(obs))]
+    except ValueError:  # the structures differ
+        leaves = []
+    extra = {x.ndim - part.ndim if _fits(x, part) else None for x, part in zip(leaves, jax.tree.leaves(like))}
+    if extra not in ({0}, {1}):
+        is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(like, tuple)
+        shown = jax.tree.map(_array, _plain(obs), is_leaf=is_array)
+        expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (like, shown))
+        raise ValueError(
+            f"obs: {env_id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
+        )
+    cast = lambda x, part: jnp.asarray(x if extra == {1} else x[None], part.dtype)
+    batch = jax.tree.map(cast, structure.unflatten(leaves), like)
+    return PolicyInput(batch, _as_masks(env, mask, None if extra == {0} else num_rows(batch))), extra == {0}
+
+
+def _as_masks(env: Env, mask: Any, size: int | None) -> Any:
+    """Return masks as bool [B, num_outputs], or None if observations have them; `size` None: one without axis B."""
+    if not takes_mask(env):
+        if mask is not None:
+            where = "in its observations" if env.view.raw_mask else "no action masks"
+            raise ValueError(f"mask: {env.spec.id} has {where}, got one apart; leave it out")
+        return None
+    num = env.spec.action.num_outputs
+    if mask is None:
+        use = f"mask, one bool for each of {num} actions" if env.on_device else 'mask=info["action_mask"]'
+        raise ValueError(f"mask: {env.spec.id} forbids some actions, got no mask; pass {use}")
+    rows = 1 if size is None else size
+    flat = lambda part: jnp.asarray(part, bool).reshape(rows, -1)
+    is_parts = isinstance(mask, tuple) or size is None and isinstance(mask, list) and np.ndim(mask[:1]) > 1
+    try:
+        found = jnp.concatenate([flat(part) for part in mask], axis=1) if is_parts else flat(mask)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.shape != (rows, num):
+        got = f"shape {list(np.shape(mask))}" if found is not None else describe(mask)
+        raise ValueError(f"mask: must have {num} entries for each observation of {env.spec.id}, got {got}")
+    return found
+
+
+def _array(x: Any) -> Any:
+    """Return a numpy array; a traced array is returned as it is, so that policies can be used under jit and vmap."""
+    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+
+def _plain(obs: PyTree) -> PyTree:
+    """Return the observation with every mapping converted to a dictionary."""
+    return {name: _plain(part) for name, part in obs.items()} if isinstance(obs, Mapping) else obs
+
+
+def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
+    """Return whether `x` has the shape, except for a batch axis, and a safe dtype; boolean boards take any numbers.
+
+    Bytes are refused where the environment returns floats: they have perhaps not been scaled.
+    """
+    same_shape = x.shape[max(x.ndim - like.ndim, 0) :] == like.shape
+    is_safe = np.can_cast(x.dtype, like.dtype, "same_kind") and (x.dtype != np.uint8 or like.dtype.kind != "f")
+    return same_shape and (like.dtype == bool or is_safe)
+
+
+def num_rows(batch: PyTree) -> int:
+    """Return B for arrays [B, ...]."""
+    return len(jax.tree.leaves(batch)[0])
