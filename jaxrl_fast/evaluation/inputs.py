@@ -62,8 +62,8 @@ def _as_masks(env: Env, mask: Any, size: int | None) -> Any:
     """Return masks as bool [B, num_outputs], or None if observations have them; `size` None: one without axis B."""
     if not takes_mask(env):
         if mask is not None:
-            where = "in its observations" if env.view.raw_mask else "no action masks"
-            raise ValueError(f"mask: {env.spec.id} has {where}, got one apart; leave it out")
+            which = "its action masks in its observations" if env.view.raw_mask else "no action masks"
+            raise ValueError(f"mask: {env.spec.id} has {which}, got a mask; leave it out")
         return None
     num = env.spec.action.num_outputs
     if mask is None:
@@ -77,8 +77,10 @@ def _as_masks(env: Env, mask: Any, size: int | None) -> Any:
     except (TypeError, ValueError):
         found = None
     if found is None or found.shape != (rows, num):
-        got = f"shape {list(np.shape(mask))}" if found is not None else describe(mask)
-        raise ValueError(f"mask: must have {num} entries for each observation of {env.spec.id}, got {got}")
+        got = describe(mask) if found is None else f"{found.shape[1]} for {rows}"
+        raise ValueError(
+            f"mask: must have {num} entries for each observation of {env.spec.id}, got {got}; pass one for each action"
+        )
     return found
 
 

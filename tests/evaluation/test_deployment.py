@@ -18,7 +18,7 @@ from tests.helpers import slow
 
 S = gymnasium.spaces
 EPISODES, LENGTH = 6, 8
-OPTIONS = {"num_envs": 8, "eval_envs": 1, "eval_episodes": EPISODES, "tensorboard": False, "log_level": "quiet"}
+OPTIONS = {"num_envs": 8, "eval_envs": 1, "eval_episodes": EPISODES, "loggers": (), "log_level": "quiet"}
 PPO = {"algo": "ppo", "rollout_length": 64, "total_steps": 2048, "learning_rate": 0.01, "host.workers": 0, **OPTIONS}
 FORMATS = ("stablehlo", "onnx", "npz")
 
@@ -336,7 +336,13 @@ def test_policy_refuses_missing_and_wrong_mask(tmp_path):
     assert not np.asarray(explored).any()
     with pytest.raises(ValueError, match=r'^mask: .*Masked forbids some actions, got no mask; pass mask=info\["act'):
         policy(obs)
-    with pytest.raises(ValueError, match=r"^mask: must have 2 entries for each observation of .*, got shape \[3\]"):
+    with pytest.raises(
+        ValueError, match=r"^mask: must have 2 entries for each observation of .*, got 3 for 1; pass one for each"
+    ):
         policy(obs, mask=[True, True, False])
+    with pytest.raises(
+        ValueError, match=r"^mask: must have 2 entries for each observation of .*, got .*; pass one for"
+    ):
+        policy(np.stack([obs, obs]), mask=[True, False, True])
     with pytest.raises(ValueError, match=r"^obs: .* observes uint8\[2\], got float64\[2\]"):
         policy(obs / 256, mask=[True, True])
