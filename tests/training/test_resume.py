@@ -713,7 +713,7 @@ def test_new_run_prints_one_line_when_config_cannot_be_written(tmp_path, monkeyp
 def line_of(algo, folder):
     """Return the command line of the same run."""
     line = f"{algo} --run-dir {folder} --rollout-length 8 --hidden-sizes 8 --loggers none"
-    values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
+    values = {name: value for name, value in SHORT.items() if name != "loggers"}
     return [
         *line.split(),
         *(part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", f"{value}")),
