@@ -104,8 +104,8 @@ def make(
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
     context = Context(config, spec, parallelism, policy, learning_rate, optimizer, objective or loss)
-    parts = (partial(part, context) for part in (prepare, gradient_step, finalize))
-    epochs = sgd.epochs_of(config, parallelism, *parts, "advantage" if config.normalize_advantage else "")
+    functions = partial(prepare, context), partial(gradient_step, context), partial(finalize, context)
+    epochs = sgd.epochs_of(config, parallelism, functions, "advantage" if config.normalize_advantage else "")
     return Agent(
         init=partial(init, context),
         explore=partial(explore, context),

@@ -91,8 +91,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
     context = Context(config, spec, parallelism, network, learning_rate, optimizer)
-    parts = (partial(part, context) for part in (prepare, gradient_step, finalize))
-    epochs = sgd.epochs_of(config, parallelism, *parts)
+    functions = partial(prepare, context), partial(gradient_step, context), partial(finalize, context)
+    epochs = sgd.epochs_of(config, parallelism, functions)
     return Agent(
         init=partial(init, context),
         explore=partial(explore, context),

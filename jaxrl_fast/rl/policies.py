@@ -54,7 +54,7 @@ def make(config: PPO, spec: EnvSpec) -> Policy:
     return Policy(head, networks.actor_critic(spec.obs, head.num_outputs, **options))
 
 
-def init(policy: Policy, key: Key, log_std: float | Array) -> dict[str, PyTree]:
+def init(policy: Policy, key: Key, log_std: float) -> dict[str, PyTree]:
     """Return fresh parameters, with this log standard deviation."""
     params = {"network": policy.network.init(key)}
     log_stds = policy.head.init(log_std)
@@ -90,7 +90,7 @@ def samples_of(steps: Transition) -> Sampled:
 
 
 def _act(
-    policy: Policy, step: Callable, params: PyTree, inputs: PolicyInput, carry: PyTree
+    policy: Policy, step: Callable[..., tuple[Array, PyTree]], params: PyTree, inputs: PolicyInput, carry: PyTree
 ) -> tuple[Any, Array, PyTree]:
     """Return the distribution over actions for N observations, the actor's output, and the carry after these.
 

@@ -40,16 +40,11 @@ class Epochs(NamedTuple):
 
 
 def epochs_of(
-    config: OnPolicy,
-    parallelism: Parallelism,
-    prepare: Callable,
-    gradient_step: Callable,
-    finalize: Callable,
-    standardize_field: str = "",
+    config: OnPolicy, parallelism: Parallelism, functions: tuple[Any, Any, Any], standardize_field: str = ""
 ) -> Epochs:
-    """Return the training that an algorithm's options describe."""
+    """Return the training that an algorithm's options describe, with its `prepare`, `gradient_step` and `finalize`."""
     sizes = config.num_epochs, config.num_minibatches, parallelism.axis_name, parallelism.num_grad_workers
-    return Epochs(*sizes, prepare, gradient_step, finalize, standardize_field)
+    return Epochs(*sizes, *functions, standardize_field)
 
 
 def update(epochs: Epochs, state: PyTree, rollout: Rollout, key: Key) -> tuple[PyTree, Metrics]:

@@ -317,7 +317,7 @@ def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explai
 
     def report(steps):
         batch = ppo.prepare(context, state, Rollout(steps, steps.obs[0], ()))
-        epochs = sgd.epochs_of(context.config, context.parallelism, None, None, None)
+        epochs = sgd.epochs_of(context.config, context.parallelism, (None, None, None))
         _, moments = sgd._plan(epochs, batch, jax.random.key(0))
         return ppo.finalize(context, batch, batch.learner, ({}, jnp.float32(1)), moments)[1]["explained_variance"]
 

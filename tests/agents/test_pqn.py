@@ -11,6 +11,7 @@ from jax import ShapeDtypeStruct
 from jaxrl_fast import loop
 from jaxrl_fast.agents import pqn
 from jaxrl_fast.options.declare import configure
+from jaxrl_fast.rl import sgd
 from jaxrl_fast.types import Box, Discrete, EnvSpec, Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes
 from tests.helpers.agents import network_of
@@ -26,6 +27,12 @@ def make(num_envs=1, action=None, **config):
     spec = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), action or Discrete(2), num_envs)
     options = dict(rollout_length=4, num_minibatches=1, hidden_sizes=(8,)) | config
     return pqn.make(configure(pqn.Config, **options), spec, 10)
+
+
+def epochs_of(context):
+    """The training that `make` builds for a context."""
+    functions = (partial(part, context) for part in (pqn.prepare, pqn.gradient_step, pqn.finalize))
+    return sgd.epochs_of(context.config, context.parallelism, functions)
 
 
 def context_of(**config):
@@ -257,7 +264,7 @@ def test_update_reports_epsilon_and_learning_rate_of_next_update():
         np.zeros((3, 1), bool), np.ones((3, 1), bool),
     )  # fmt: skip
     state = pqn.init(context, jax.random.key(0))
-    update = jax.jit(partial(pqn.update, context))
+    update = jax.jit(partial(sgd.update, epochs_of(context)))
     for number in (1, 2, 3):
         state, metrics = update(state, rollout, jax.random.key(number))
         assert int(state.num_updates) == number
@@ -274,6 +281,6 @@ def test_metrics_are_means_over_gradient_steps_and_rows():
         np.zeros((4, 1), bool), np.ones((4, 1), bool),
     )  # fmt: skip
     state = pqn.init(context, jax.random.key(0))
-    _, metrics = jax.jit(partial(pqn.update, context))(state, rollout, jax.random.key(1))
+    _, metrics = jax.jit(partial(sgd.update, epochs_of(context)))(state, rollout, jax.random.key(1))
     found = [float(metrics[name]) for name in ("td_loss", "td_error_abs", "q_value")]
     np.testing.assert_allclose(found, [3.75, 2.5, 0], rtol=1e-5, atol=1e-9)

@@ -170,7 +170,7 @@ def test_sequence_period_leaves_no_row_out(length):
 @pytest.mark.parametrize(("length", "burn_in", "rollout_length"), [(1, 0, 1), (6, 4, 2), (12, 8, 4), (10, 5, 5)])
 def test_dqn_samples_every_valid_row_after_burn_in(length, burn_in, rollout_length):
     """The newest rows wait for the end of their sequence and of its targets."""
-    sizes = dict(size=40 * N, rollout_length=rollout_length)
+    sizes = dict(replay=dict(size=40 * N), rollout_length=rollout_length)
     config = configure(dqn.Config, memory="gru", sequence_length=length, burn_in=burn_in, **sizes)
     buffer = dqn.make_replay(config, SPEC, Parallelism(), jnp.zeros(2))
     rows, carry = history(0, 20)
