@@ -49,13 +49,13 @@ def test_build_does_not_shard_an_unsupported_algorithm():
 def test_validate_plan_builds_environments_and_agent_once(line, monkeypatch):
     """Check shards, one device and gradient workers; training and evaluation share what is built."""
     from jaxrl_fast import agents
-    from jaxrl_fast.envs.gymnax import adapt
+    from jaxrl_fast.envs.gymnax import adapter
     from jaxrl_fast.training import plan
 
     settings = load.from_command_line([*line.split(), "--env", "CartPole-v1", "--total-steps", "200k"])
     algorithm, calls = agents.load(settings.algo), []
-    traced, make = adapt.traced, algorithm.make
-    monkeypatch.setattr(adapt, "traced", lambda *given: (calls.append("env"), traced(*given))[1])
+    traced, make = adapter.traced, algorithm.make
+    monkeypatch.setattr(adapter, "traced", lambda *given: (calls.append("env"), traced(*given))[1])
     monkeypatch.setattr(algorithm, "make", lambda *given: (calls.append("agent"), make(*given))[1])
     plan.validate_plan(settings)
     assert sorted(calls) == ["agent", "env"]

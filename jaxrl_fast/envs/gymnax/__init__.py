@@ -6,8 +6,8 @@ from typing import Any
 
 import gymnax
 
-from jaxrl_fast.envs.gymnax.adapt import UNSUPPORTED, adapt
-from jaxrl_fast.envs.gymnax.adapt import made as made
+from jaxrl_fast.envs.gymnax.adapter import UNSUPPORTED, adapt
+from jaxrl_fast.envs.gymnax.adapter import made as made
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Env
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs.gymnax.adapt import adapt
+from jaxrl_fast.envs.gymnax.adapter import adapt
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.spaces import Interval
 from jaxrl_fast.types import Discrete, Env, Key

@@ -14,7 +14,7 @@ import jumanji
 import numpy as np
 from jumanji import specs
 
-from jaxrl_fast.envs.gymnax.adapt import adapt
+from jaxrl_fast.envs.gymnax.adapter import adapt
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key, MultiDiscrete, PyTree
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs.gymnax.adapt import adapt
+from jaxrl_fast.envs.gymnax.adapter import adapt
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key
 from jaxrl_fast.utils.parsing import nearest

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast.envs.gymnax.adapt import adapt
+from jaxrl_fast.envs.gymnax.adapter import adapt
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.spaces import Interval
 from jaxrl_fast.envs.suites.physics import Params, PhysicsEnv

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import xminigrid
 
-from jaxrl_fast.envs.gymnax.adapt import adapt
+from jaxrl_fast.envs.gymnax.adapter import adapt
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.types import Discrete, Env, Key
 
