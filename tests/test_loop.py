@@ -55,6 +55,7 @@ def chunks():
     return start, run, run(start, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(1,) * 8, slow((3, 5))])
 def test_chunk_lengths_do_not_change_results(lengths, chunks):
     start, run, (whole, whole_metrics) = chunks

@@ -356,6 +356,7 @@ def test_init_copies_parameters_to_target_networks(algo):
     assert same_bits(learner.params.actor if algo == "td3" else None, learner.target_params.actor)
 
 
+@pytest.mark.slow
 @each_rule
 def test_training_is_bitwise_reproducible_and_depends_on_seed(algo):
     assert same_bits(learn_rollouts(algo), learn_rollouts(algo))
@@ -380,6 +381,7 @@ def test_gradient_transform_runs_before_clipping_and_adam(algo, part):
         assert all((x == 0).all() for x in jax.tree.leaves(change)) == (expected[0] == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [slow("sac"), "td3"])
 def test_zeroing_transform_leaves_all_parameters_unchanged(algo):
     delay = {} if algo == "sac" else dict(policy_delay=1)

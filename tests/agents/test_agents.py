@@ -218,6 +218,7 @@ def test_epsilon_metric_is_mean_over_all_environments(algo, num_shards):
     np.testing.assert_allclose(metrics_of_run(algo, num_shards)["epsilon"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, slow(2)])
 def test_replay_size_metric_counts_all_shards(num_shards):
     """Each shard adds 16 steps per update, until the buffer holds 64 steps over all shards."""

@@ -366,6 +366,7 @@ def test_gradient_step_sets_priorities_from_td_errors():
     assert moved[[1, 3], 0].all() and moved.sum() == 2
 
 
+@pytest.mark.slow
 def test_gradient_step_changes_nothing_if_all_priorities_are_zero():
     # All priorities are 0. A sampled row must keep priority 0, or the next step could sample it.
     context = context_of(replay="prioritized", size=16, batch_size=16)

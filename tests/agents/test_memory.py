@@ -30,6 +30,7 @@ def state_and_rollout(agent, env, seed=0):
     return state, probes.experience(env, agent, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [None, 3])
 def test_ppo_advantages_values_and_loss_match_loop_per_environment(length):
     """Episodes have 5 steps and rollouts 12, so that episodes end at each position of a sequence."""

@@ -105,6 +105,7 @@ def test_target_equals_hand_calculation(learned):
     np.testing.assert_allclose(found, [2.713522, 2.548120, 0.5], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminates", [False, True])
 def test_three_step_target_includes_entropy_of_last_state_only(terminates):
     # gamma .5, Q'(s, .) = 2 s, so that V'(s) = 2 s + .918939 at temperature 1; rewards 1 2 3 4; the fourth step ends
@@ -216,6 +217,7 @@ def fill_buffer(context):
     return buffer_of(context, range(4), [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], [1] * 4, [0] * 4, [1] * 4)
 
 
+@pytest.mark.slow
 def test_temperature_falls_above_target_entropy_and_rises_below_it():
     """Adam's first step changes the log temperature by its learning rate. No entropy here exceeds 100 in size.
 

@@ -20,7 +20,7 @@ from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnax.batch import step_keys
 from jaxrl_fast.rl import distributions
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
-from tests.helpers import own_apis
+from tests.helpers import own_apis, slow
 
 IN_CI = ("pgx",)
 # A few environments of each suite, with options that make episodes short.
@@ -55,7 +55,8 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 INSTALLED = [env_id for env_id in SAMPLES if envs.is_installed(env_id.partition("/")[0])]
 ALL = INSTALLED + [env_id for env_id in HOST if envs.is_installed(env_id.partition("/")[0])]
-each = pytest.mark.parametrize("env_id", INSTALLED, scope="module")
+of = lambda ids: [slow(env_id) if env_id.startswith("pgx/") else env_id for env_id in ids]
+each = pytest.mark.parametrize("env_id", of(INSTALLED), scope="module")
 
 
 @pytest.fixture(autouse=True)

@@ -93,6 +93,7 @@ def test_step_matches_gymnax_with_gravity_drawn_at_each_reset():
         np.testing.assert_array_equal(changed, begins)  # drawn anew at each reset and only there
 
 
+@pytest.mark.slow
 def test_drawn_parameters_depend_on_seed_and_differ_between_environments():
     make = functools.partial(envs.make, "CartPole-v1", gravity="8..12", masscart="0.5..1.5")
     of = lambda env, seed: play(env, seed, 3)[0][0].env.drawn
@@ -176,6 +177,7 @@ def test_run_prints_and_saves_range_for_training_and_evaluation(tmp_path, capsys
     assert fixed["differs_from_training"] == {"gravity": 10}
 
 
+@pytest.mark.slow
 def test_players_of_one_game_share_its_drawn_parameters():
     num_games = 16
     env = envs.make("games/Paddles", num_games, ball_speed="0.5..1")
@@ -186,6 +188,7 @@ def test_players_of_one_game_share_its_drawn_parameters():
     assert float(drawn.min()) >= 0.5 and float(drawn.max()) <= 1
 
 
+@pytest.mark.slow
 def test_action_mask_follows_drawn_parameters():
     env = envs.make(Masked, N, speed="1..9")
     (state, first), (states, steps) = play(env)

@@ -409,6 +409,7 @@ def test_training_evaluation_and_video_use_disjoint_environment_seeds(freeway):
     assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]
 
 
+@pytest.mark.slow
 def test_replay_buffer_of_single_frames_rebuilds_envpool_frame_stacks():
     game = play("lives", "ffi")
     num_steps = len(game.actions)

@@ -41,6 +41,7 @@ class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
         return outcome
 
 
+@pytest.mark.slow
 def test_training_scores_match_record_episode_statistics(tmp_path):
     Noted.instances.clear()
     run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), workers=0)

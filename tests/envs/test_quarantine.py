@@ -152,6 +152,7 @@ def test_rollout_length_does_not_change_quarantined_rows():
     assert same_bits(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), whole.steps._replace(last=()))
 
 
+@pytest.mark.slow
 def test_vmapped_seeds_match_single_seed_in_quarantine():
     env, keys = make(), jax.vmap(jax.random.key)(jnp.arange(2))
     both = jax.jit(jax.vmap(functools.partial(play_from, env, T)))(keys)[1:]

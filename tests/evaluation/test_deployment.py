@@ -14,7 +14,6 @@ import pytest
 from gymnax.environments import spaces
 
 import jaxrl_fast
-from tests.helpers import slow
 
 S = gymnasium.spaces
 EPISODES, LENGTH = 6, 8
@@ -262,10 +261,10 @@ CASES = {  # options, and the formats that fit
     "normalized": ({"env": Guess, "normalize_observations": True}, FORMATS),
     "dqn": ({"env": Masked, "algo": "dqn", "rollout_length": "auto", "learning_starts": 256}, FORMATS),
 }
-FAST = ("bytes", "mask")
 
 
-@pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_policy_and_exports_play_episodes_of_evaluation(name, tmp_path):
     """Raw observations and masks of the environment give the evaluation's return in every episode."""
     options, formats = CASES[name]
@@ -275,7 +274,8 @@ def test_policy_and_exports_play_episodes_of_evaluation(name, tmp_path):
         assert play(options["env"](), export_of(run.export(to=form), form)) == wanted, form
 
 
-@pytest.mark.parametrize("name", [slow("previous"), slow("frames"), slow("hide")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["previous", "frames", "hide"])
 def test_policy_of_wrapped_environment_takes_what_environment_returns(name, tmp_path):
     """A loop adds the previous action and reward, or stacks raw frames; hidden parts may stay in the observation."""
     env, options, reader = {

@@ -135,6 +135,7 @@ def test_load_selects_seed_and_skips_replay(two):
             jaxrl_fast.load(two, seed=wrong)
 
 
+@pytest.mark.slow
 def test_fit_result_holds_no_replay(two):
     saved, _ = checkpoint.newest(two.folder / "checkpoints")
     replay = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/replay/"))
@@ -487,6 +488,7 @@ def invalid_runs(place, cart, two):
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
 def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, invalid_runs, monkeypatch, capsys):
     from jaxrl_fast.envs import __main__ as listing

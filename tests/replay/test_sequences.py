@@ -124,6 +124,7 @@ def test_memory_goes_on_up_to_newest_row_before_restart():
     np.testing.assert_array_equal(found.steps.reward.reshape(learned.shape)[used], np.where(steps == 1, 1, 1.5)[used])
 
 
+@pytest.mark.slow
 def test_sequence_priorities_are_added_and_removed_with_sequences():
     rows, carry = history(0, 12)
     buffer, state = filled(rows, carry, 1.0)

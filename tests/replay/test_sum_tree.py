@@ -221,6 +221,7 @@ def test_draw_returns_priority_0_when_all_priorities_are_0(size):
         assert ((np.asarray(item) >= 0) & (np.asarray(item) < size)).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=seeds)
 def test_vmapped_draws_equal_single_draws(seed):

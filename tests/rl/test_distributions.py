@@ -158,6 +158,7 @@ def test_multi_categorical_matches_joint_distribution_of_categoricals():
     assert one.mode().dtype == jnp.int32
 
 
+@pytest.mark.slow
 def test_multi_categorical_sample_frequencies_match_probabilities():
     """Chi-square test over the 6 combinations in each state, which also tests that choices are independent."""
     policy = MultiCategorical(jnp.asarray(MANY_LOGITS[0]), NUMS)
@@ -303,6 +304,7 @@ def test_tanh_gaussian_log_prob_is_accurate_when_action_rounds_to_one(x):
     np.testing.assert_allclose(policy.log_prob(jnp.array([x])), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.0, 30.0, -1e4])
 def test_tanh_gaussian_gradients_are_finite_when_tanh_saturates(mean):
     def both(mean, log_std):

@@ -91,6 +91,7 @@ def test_gsde_actions_and_densities_match_plain_loop(memory):
                 age, carry = 0, jax.tree.map(lambda x: x[None], network.initial_carry)
 
 
+@pytest.mark.slow
 def test_gsde_features_are_inputs_of_last_layer():
     agent, state, (obs, *_), _ = played("none")
     layers = jax.device_get(state.params["network"]["params"])
@@ -100,6 +101,7 @@ def test_gsde_features_are_inputs_of_last_layer():
     np.testing.assert_allclose(output, np.hstack([z @ head["kernel"] + head["bias"], z]), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", SAMPLE_FREQ)
 def test_update_recomputes_densities_of_rollout(memory):
     agent, state, *_, experience = played(memory)

@@ -735,6 +735,7 @@ def test_interrupted_sweep_resumes(fake_training, monkeypatch):
     assert Pretence.ran[2:] == ["02_num_envs-4", "03_num_envs-8"]
 
 
+@pytest.mark.slow
 def test_late_signal_stops_sweep(fake_training, monkeypatch):
     line, folder = fake_training
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "too late"))
@@ -979,6 +980,7 @@ def finished(folder, returns, **options):
     return ready
 
 
+@pytest.mark.slow
 def test_table_column_of_env_options(tmp_path):
     """Check values that are not hashable."""
     options = dict(algo="ppo", env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
@@ -1087,6 +1089,7 @@ def test_ranking_names_ties(place, returns, said):
     assert f"- By final return: {said}." in lines
 
 
+@pytest.mark.slow
 def test_ranking_is_per_environment(tmp_path):
     """Give one environment a threshold, from the preset, and the other none."""
     options = dict(preset="ppo_cartpole", env=["gymnax/CartPole-v1", "gymnax/Acrobot-v1"], num_envs=[8, 16])

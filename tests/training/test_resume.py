@@ -410,6 +410,7 @@ def test_changed_solved_threshold_applies_from_resume_step(tmp_path, capsys):
     assert [e["env_steps"] for e in lower["evaluations"]] == [4096]
 
 
+@pytest.mark.slow
 def test_failed_run_with_timed_checkpoints_resumes_bit_identically(tmp_path, monkeypatch, unbroken):
     """Save by time, as by default. The number of saves depends on the machine; the results do not."""
     folder = tmp_path / "run"
