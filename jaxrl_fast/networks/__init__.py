@@ -47,6 +47,7 @@ class ActorCritic(NamedTuple):
     """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
 
     init: Callable[[Key], PyTree]
+    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]; without memory
     critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]; without memory
     both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # (params, obs) -> ([..., num_outputs], [...]); no memory
     step: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # (params, obs, carry) -> (actor's output, carry)
@@ -116,6 +117,7 @@ def actor_critic(
         num_features = output.shape[-1] - num_outputs
     return ActorCritic(
         init=lambda key: init_params(module, (obs, carry, None), key, options.kernel_init),
+        actor=lambda params, obs: module.apply(params, obs, (), method="actor")[0],
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
         both=lambda params, obs: unroll(params, obs)[0],
         step=partial(module.apply, method="step"),

@@ -241,7 +241,7 @@ def test_rollout_stores_single_frames_and_rebuilds_stacks():
     kept, whole = collect(), collect(learning=Learning())
     assert kept.steps.obs.newest.shape == (T, N, H, W, 3) and whole.steps.obs.shape == (T, N, H, W, 12)
     rows, frames = frame_stack.encode_rollout(4, kept)
-    decoded = jax.jit(frame_stack.decode, static_argnums=0)(4, frames, rows)
+    decoded = jax.jit(frame_stack.decode)(frames, rows)
     np.testing.assert_array_equal(decoded, whole.steps.obs)
     assert whole.steps.last.any()
 

@@ -213,7 +213,8 @@ options |= dict(replay={"size": 256}, batch_size=128, learning_starts=64)
 run = jaxrl_fast.fit(algo="dqn", env="CartPole-v1", **options, run_dir=sys.argv[1])
 assert run.summary["num_updates"]
 for shape, kind in [((10, 10, 4), "minatar"), ((36, 36, 4), "nature")]:
-    network = networks.network(jax.ShapeDtypeStruct(shape, np.uint8), 3, kind=kind, layer_norm=True, hidden=(8,))
+    options = networks.Options(kind=kind, layer_norm=True, hidden=(8,))
+    network = networks.network(jax.ShapeDtypeStruct(shape, np.uint8), 3, options)
     params = network.init(jax.random.key(0))
     loss = lambda params: network.apply(params, np.ones((2, *shape), np.uint8)).sum()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
