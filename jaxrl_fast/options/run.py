@@ -94,8 +94,9 @@ class Task:
         (),
         "Wrappers: quarantine, hide=PART, previous, time-limit or package.module:function. quarantine: reset an "
         "environment whose observation or reward is not finite, and do not learn from that step; on for physics, "
-        "unless no-quarantine. hide: remove a part of the observation, by its index or name, such as velocity. previous: add "
-        "the previous action and reward to the observation. time-limit: treat time limits as terminations.",
+        "unless no-quarantine. hide: remove a part of the observation, by its index or name, such as velocity. "
+        "previous: add the previous action and reward to the observation. time-limit: treat time limits as "
+        "terminations.",
         sweepable=False,
         equal=lambda old, new: {*old} == {*new},
     )
