@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_fast.utils import importing
+from jaxrl_fast.utils.arguments import as_annotated
 from jaxrl_fast.utils.errors import where, why
 
 CHANGES = ("gray", "resize")  # of frames; Python environments change theirs on the host
@@ -27,7 +28,7 @@ def arguments(source: Any) -> dict[str, Any]:
     except ValueError as error:  # a built-in type, such as dict
         got = importing.describe(source)
         raise ValueError(f"env: must be an environment or a function that makes one, got {got}") from error
-    return {p.name: p.default for p in parameters.values() if p.kind in NAMED}
+    return {p.name: as_annotated(p.default, p.annotation) for p in parameters.values() if p.kind in NAMED}
 
 
 def call(env_id: str, construct: Callable[..., Any], given: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -9,9 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float
+from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float, parse_int
 
 NESTED_TYPES = (tuple, list, dict)
+
+
+class Number(int):
+    """A default that is a whole number, of an argument that is not declared as int: it takes any number."""
+
+
+def as_annotated(default: Any, annotation: Any) -> Any:
+    """Return a default that is a whole number as the type of its annotation: int, float or `Number`."""
+    if type(default) is not int:
+        return default
+    kinds = {*re.findall(r"\w+", annotation if isinstance(annotation, str) else getattr(annotation, "__name__", ""))}
+    kinds = kinds or {*re.findall(r"\w+", str(annotation))}
+    if kinds & {"int", "float"} == {"int"}:
+        return default
+    return float(default) if kinds & {"int", "float"} == {"float"} else Number(default)
 
 
 def refuse_option(owner: str, name: str, known: tuple[str, ...], offered: tuple[str, ...] = ()) -> NoReturn:
@@ -53,6 +69,18 @@ def whole_number(owner: str, name: str, value: Any, most: int) -> int:
     return int(number)
 
 
+def _as_number(default: int | float, text: str) -> int | float:
+    """Return a number of the default's type, or of any type where that is `Number`. Whole numbers are exact."""
+    if isinstance(default, float):
+        return parse_float(text)
+    try:
+        return parse_int(text)
+    except ValueError:
+        if not isinstance(default, Number):
+            raise
+        return parse_float(text)
+
+
 def _as_type_of(default: Any, value: Any) -> Any:
     default = default.item() if isinstance(default, np.generic) else default
     if isinstance(default, bool):
@@ -60,10 +88,10 @@ def _as_type_of(default: Any, value: Any) -> Any:
     if isinstance(default, Enum):
         return value if isinstance(value, type(default)) else type(default)[str(value)]
     if isinstance(default, (int, float)):
-        number = parse_float(str(value))
-        if isinstance(value, bool) or abs(number) > MAX_FLOAT or isinstance(default, int) and number != int(number):
+        number = _as_number(default, str(value))
+        if isinstance(value, bool) or abs(number) > MAX_FLOAT:
             raise ValueError
-        return type(default)(number)
+        return number
     if isinstance(default, (np.ndarray, jax.Array)):
         value = json.loads(value) if isinstance(value, str) else value
         array = np.asarray(value, dtype=default.dtype)

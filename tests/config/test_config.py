@@ -73,6 +73,10 @@ def test_duration_option_accepts_unit(text, seconds):
     assert parse(f"ppo --console-every {text}").options.console_every == seconds
 
 
+def test_large_int_option_is_exact():
+    assert parse("ppo --total-steps 9007199254740993").options.total_steps == 2**53 + 1
+
+
 def test_option_spellings_are_equivalent():
     lines = (
         "ppo --num-envs 8 --learning-rate 1e-3 --no-clip-vloss --network.hidden-sizes 32 16 --policy state-dependent",

@@ -222,6 +222,40 @@ def test_make_accepts_names_classes_functions_and_instances(make, limit):
     assert (steps.discount == 1).all(), "episodes end only by time limit"
 
 
+def cartpole(**changes):
+    env = gymnasium.make("CartPole-v1", max_episode_steps=77)
+    for name, value in changes.items():
+        setattr(env.unwrapped, name, value)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        (cartpole(force_mag=0.0), "has force_mag 0.0, where a new one has 10.0"),
+        (cartpole(extra=[3]), r"has extra \[3\], where a new one has nothing"),
+        (
+            cartpole(action_space=gymnasium.spaces.Discrete(2, start=1)),
+            r"has action_space Discrete\(2, start=1\), where a new one has Discrete\(2\)",
+        ),
+    ],
+)
+def test_instance_with_changed_attribute_is_refused(env, problem):
+    """Training and evaluation make the environment again from its spec, which does not hold the change."""
+    with pytest.raises(ValueError, match=f"^env: the given CartPole-v1 {problem}; set it in a function that makes"):
+        envs.make(env, 1, LOCAL)
+
+
+def test_instance_in_the_middle_of_an_episode_is_accepted():
+    env = gymnasium.wrappers.RecordEpisodeStatistics(cartpole())
+    env.reset()
+    while not env.step(0)[2]:
+        pass
+    env.reset()
+    env.step(1)
+    assert envs.make(env, 2, LOCAL).spec.id == "gymnasium/CartPole-v1"
+
+
 def test_spec_id_is_importable_name_of_environment():
     names = {
         "gymnasium/tests/Walk-v3": ("tests/Walk-v3", lambda: gymnasium.make("tests/Walk-v3")),

@@ -56,6 +56,8 @@ def shown(space, values):
         (Box(0, np.iinfo(np.int64).max, (1,), np.int64), [[5], [2**62]], [[5], [2.0**62]]),
         (Box(0, 2**40, (1,), np.uint64), [[2**33], [1]], [[2.0**33], [1]]),
         (Box(-(2**31), 2**31 - 1, (1,), np.int64), [[-(2**31)], [7]], [[-(2.0**31)], [7]]),
+        (Discrete(5000, start=-5), [-5, 4994], [[0], [4999]]),
+        (MultiDiscrete([1000, 200], start=[3, -2]), [[3, -2], [1002, 197]], [[0, 0], [999, 199]]),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -204,3 +206,11 @@ def test_mask_that_resets_do_not_return_is_rejected():
     says = r'info\["action_mask"\] must be returned by reset too, got it from step only; return it from both'
     with pytest.raises(ValueError, match=says):
         envs.make(lambda: Late(Discrete(4), "info", at_reset=False), 1, LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("space", "warns"), [(Discrete(1025), True), (Discrete(1024), False), (Dict(a=Discrete(2000)), True)]
+)
+def test_index_without_one_hot_vector_is_warned_about(space, warns):
+    found = gymnasium_spaces.warnings("mine", gymnasium_spaces.as_tree(space))
+    assert len(found) == warns and all("not as a one-hot vector" in line and "; use network" in line for line in found)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs import construct, spaces
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl_fast.utils import arguments
 
@@ -131,3 +131,33 @@ def test_coerce_keeps_array_shape_and_dtype():
 def test_narrow_dtype_maps_64_bit_to_32_bit_and_keeps_others():
     pairs = {"float64": "float32", "int64": "int32", "uint64": "uint32", "uint8": "uint8", "bool": "bool"}
     assert {name: np.dtype(spaces.narrow_dtype(name)).name for name in pairs} == pairs
+
+
+def declared(noise: float = 0, seed: int = 0, text: "float | None" = 1, *, speed=0, flag=False):
+    """Return nothing; its arguments are declared as users declare them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("noise", "0.1", 0.1),
+        ("noise", 2, 2.0),
+        ("text", 0.5, 0.5),
+        ("speed", 0.02, 0.02),
+        ("speed", "3", 3),
+        ("seed", str(2**53 + 1), 2**53 + 1),
+        ("seed", 2**63 - 1, 2**63 - 1),
+        ("seed", "5k", 5000),
+        ("flag", "1", True),
+    ],
+)
+def test_option_has_the_type_of_its_annotation(name, given, wanted):
+    """Without one, a default that is a whole number takes any number; whole numbers are exact."""
+    found = arguments.coerce("env", name, given, construct.arguments(declared)[name])
+    assert found == wanted and type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(("name", "given"), [("seed", "0.5"), ("noise", "much"), ("speed", True), ("seed", 1e400)])
+def test_option_of_another_type_is_refused(name, given):
+    with pytest.raises(ValueError, match=f"^{name}: must be .* for env, got "):
+        arguments.coerce("env", name, given, construct.arguments(declared)[name])

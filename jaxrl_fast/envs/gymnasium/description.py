@@ -39,6 +39,7 @@ class Description(NamedTuple):
     step_s: float  # seconds of a step, the median
     compute_s: float  # seconds of a step that this process computes
     copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
+    warnings: tuple[str, ...] = ()  # one sentence each
 
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
@@ -53,7 +54,7 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     num_workers = choose_num_workers(described, num, config)
     open_pool = functools.partial(_open, described, num_workers, config)
     bridge = choose_bridge(described.source.env_id, config.bridge)
-    env = make_env(pool, open_pool, config, bridge, num_workers=num_workers)
+    env = make_env(pool, open_pool, config, bridge, described.warnings, num_workers)
     view = env.view._replace(resize=functools.partial(from_description, described))
     return env._replace(view=view if described.source.changes is None else _of_whole_frames(described.source, view))
 
@@ -135,7 +136,8 @@ def describe(source: Source, quarantine: bool = False) -> Description:
         can_render=can_render,
     )
     source = source._replace(takes_render_mode=source.takes_render_mode and can_render)
-    return Description(source, layout, pool, step_s, compute_s, method)
+    warnings = gymnasium_spaces.warnings(env_id, visible(tree) if is_part else tree)
+    return Description(source, layout, pool, step_s, compute_s, method, warnings)
 
 
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:

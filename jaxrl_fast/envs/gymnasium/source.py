@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from jaxrl_fast.envs import construct
-from jaxrl_fast.envs.gymnasium import spaces
+from jaxrl_fast.envs.gymnasium import instance, spaces
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.utils import importing
@@ -132,10 +132,11 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
     if env.spec is None:
         problem, got = "one environment cannot be made again for training and evaluation", importing.describe(env)
         raise ValueError(f"env: {problem}, got {got}; pass its class, or a function: fit(env=lambda: ...)")
+    maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
+    instance.check_same(env, lambda: construct.call(env.spec.id, maker, {}))
     options, num_skip = frame_skip.take(env.spec.id, options, ())
     options, frame_options = _take_changes(options, ())
     given = _checked(env.spec.id, options, {TIME_LIMIT: 1})
-    maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
     return Source(
         f"gymnasium/{env.spec.id}",
         maker,

@@ -17,7 +17,7 @@ from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
 from jaxrl_fast.utils.parsing import one_line
 
-MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers
+MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers from 0
 ARRAYS = (  # the spaces whose elements are arrays of a fixed size
     gymnasium.spaces.Box,
     gymnasium.spaces.Discrete,
@@ -88,6 +88,21 @@ def stored_dtype(space: Any) -> np.dtype:
     return narrow if fits else np.dtype(np.float32)
 
 
+def warnings(env_id: str, tree: PyTree) -> tuple[str, ...]:
+    """Return a warning for indices of so many values that agents see numbers instead of one-hot vectors."""
+    large = [space for space in jax.tree.leaves(tree) if _num_values(space) > MAX_ONE_HOT]
+    problem = "an index of so many values is observed as a number, not as a one-hot vector"
+    remedy = "use network MODULE:CLASS with an embedding, or a wrapper of gymnasium"
+    return tuple(f"observations of {env_id}: {problem}, got {one_line(space)}; {remedy}" for space in large)
+
+
+def _num_values(space: Any) -> int:
+    """Return the length of the one-hot vector for an index; 0 for other spaces."""
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    return int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
+
+
 def is_action_mask(tree: PyTree, action: Discrete | MultiDiscrete | Box) -> bool:
     """Return whether observations are dictionaries with an action mask: `action_mask`, one bit for each action."""
     part: Any = tree.get("action_mask") if isinstance(tree, dict) and len(tree) > 1 else None
@@ -109,16 +124,18 @@ def seen(space: Any) -> PyTree:
 
 
 def _encode(x: jax.Array, space: Any) -> jax.Array:
-    num = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
-    if 0 < num <= MAX_ONE_HOT:
-        return jax.nn.one_hot(x - int(space.start), num, dtype=jnp.float32)
-    if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.sum() <= MAX_ONE_HOT:
+    has_one_hot = 0 < _num_values(space) <= MAX_ONE_HOT
+    if has_one_hot and isinstance(space, gymnasium.spaces.Discrete):
+        return jax.nn.one_hot(x - int(space.start), int(space.n), dtype=jnp.float32)
+    if has_one_hot:
         flat, nums = x.reshape(x.shape[0], -1) - space.start.reshape(1, -1), space.nvec.reshape(-1).tolist()
         each = [jax.nn.one_hot(flat[:, i], num, dtype=jnp.float32) for i, num in enumerate(nums)]
         return jnp.concatenate(each, axis=1)
     if is_channel_first_image(x.shape[1:], x.dtype):
         return jnp.moveaxis(x, 1, -1)
     x = x[:, None] if x.ndim == 1 else x
+    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        return (x - np.broadcast_to(space.start, x.shape).astype(x.dtype)).astype(jnp.float32)
     if x.dtype == jnp.bool_ or x.dtype == jnp.uint8 and x.ndim > 2:
         return x
     return as_numbers(x, getattr(space, "high", 0))

@@ -13,7 +13,7 @@ from jaxrl_fast.envs.wrappers import frame_skip
 from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.arguments import coerce, refuse_option
+from jaxrl_fast.utils.arguments import as_annotated, coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
 
 REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -120,7 +120,8 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
 
 
 def _fields(params: Any) -> dict[str, Any]:
-    if hasattr(params, "_asdict"):
-        return params._asdict()
-    named = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
-    return {field.name: getattr(params, field.name) for field in named}
+    """Return the parameters by name."""
+    declared = getattr(type(params), "__annotations__", {})
+    named = [field.name for field in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else ()
+    names = getattr(params, "_fields", named)
+    return {name: as_annotated(getattr(params, name), declared.get(name, "int")) for name in names}

@@ -20,7 +20,7 @@ from jaxrl_fast.networks.options import Kind, Options
 from jaxrl_fast.networks.torsos import mlp
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.arguments import coerce, refuse_option
+from jaxrl_fast.utils.arguments import as_annotated, coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -99,7 +99,7 @@ def _construct(name: str, arguments: Mapping[str, Any]) -> nn.Module:
         got = f"the class {importing.name_of(kind)}" if isinstance(kind, type) else f"type {type(kind).__name__}"
         raise ValueError(f"network: {name} must be a class derived from flax.linen.Module, got {got}")
     parameters = inspect.signature(kind).parameters.values()
-    known = {p.name: p.default for p in parameters if p.name not in importing.FLAX_FIELDS}
+    known = {p.name: as_annotated(p.default, p.annotation) for p in parameters if p.name not in importing.FLAX_FIELDS}
     for argument in arguments:
         if argument not in known:
             refuse_option(f"network {name}", argument, tuple(known))
