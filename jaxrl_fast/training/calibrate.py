@@ -19,6 +19,7 @@ from jaxrl_fast.loggers.terminal import make_console
 from jaxrl_fast.parallel import program
 from jaxrl_fast.training import build, memory
 from jaxrl_fast.utils import compile_cache, formatting
+from jaxrl_fast.utils.errors import is_out_of_memory
 from jaxrl_fast.utils.memory import format_bytes, free_bytes
 
 GAIN = 1.1  # the least factor of throughput for which a doubled count is accepted
@@ -123,7 +124,7 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
     except ValueError as error:
         return Trial(num_envs, why=str(error), too_many=True)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         return Trial(num_envs, why="it does not fit into memory", too_many=True)
     return Trial(num_envs, rate)

@@ -16,7 +16,7 @@ from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.summary import RunResult, summarize
 from jaxrl_fast.utils import warnings
-from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.errors import is_out_of_memory, why
 
 if TYPE_CHECKING:
     from jaxrl_fast.training.dispatcher import ChunkResult
@@ -124,7 +124,7 @@ class RunProgress:
         except Exception as error:
             if self.failure:  # the message is complete
                 raise
-            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # as JAX reports it
+            if not is_out_of_memory(error):
                 self.failure = why(error)
                 raise
             known = f": {console.memory_needed(self.plan, self.program_memory)}" if self.program_memory else ""

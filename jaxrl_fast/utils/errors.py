@@ -29,6 +29,10 @@ class EnvFault(ValueError):
     """An environment returned a value that it must not return, or the process that steps it has ended."""
 
 
+class EnvInterrupted(Exception):
+    """An environment raised an exception that would end the program, such as asyncio.CancelledError: the cause."""
+
+
 class WorkerTraceback(Exception):
     """The traceback of an exception in a worker process, as text: the `__cause__` of the exception raised here."""
 
@@ -51,6 +55,19 @@ def blamed(error: BaseException) -> str | None:
     return notes[0].removeprefix(BLAME) if notes else None
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a program does not fit into memory, and not an environment that has said so of itself."""
+    return blamed(error) is None and (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text_of(error))
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception, or "" if its own `__str__` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def raised_here(error: BaseException) -> bool:
     """Return whether this package has raised a ValueError, whose message is for users."""
     *_, frame = traceback.extract_tb(error.__traceback__)
@@ -61,6 +78,8 @@ def user_traceback(error: BaseException) -> str:
     """Return the traceback of an exception without the frames above the user's code."""
     if isinstance(error.__cause__, WorkerTraceback):
         return str(error.__cause__.args[0])
+    if isinstance(error, EnvInterrupted) and error.__cause__ is not None:
+        error = error.__cause__
     below = error.__traceback__  # the frames that this package has called
     for frame in _frames(error.__traceback__):
         below = frame.tb_next if frame.tb_frame.f_code.co_filename.startswith(PACKAGE) else below
@@ -78,12 +97,12 @@ def _frames(first: TracebackType | None) -> Iterator[TracebackType]:
         first = first.tb_next
 
 
-def why(error: Exception) -> str:
+def why(error: BaseException) -> str:
     """Return an error in one line: the operating system's message, or the error's type and first line.
 
     If JAX reports the error of a callback, with its traceback, the first line after the traceback's frames is used.
     """
-    text = str(error).strip()
+    text = text_of(error).strip()
     _, traceback_found, after = text.rpartition("Traceback (most recent call last)")
     lines = [line for line in after.splitlines()[1:] if line.strip() and not line.startswith(" ")]
     line = lines[:1] if traceback_found and lines else text.splitlines()[:1]

@@ -1,5 +1,6 @@
 """Runs in Python environments: scores, saving after failures, resume, videos, and messages of the commands."""
 
+import asyncio
 import json
 import sys
 
@@ -288,3 +289,68 @@ def test_check_command_prints_findings_and_returns_exit_status(capsys):
 def test_check_names_num_envs_without_training_as_without_effect(algo, is_told, capsys):
     check.prepare([f"{MODULE}:Walk", "--algo", algo, "--num-envs", "2"])
     assert ("num_envs: has no effect; algo is none" in capsys.readouterr().err) == is_told
+
+
+class Speechless(Exception):
+    """An exception whose text fails: a mistake in a user's own class."""
+
+    def __str__(self):
+        return self.code
+
+
+ERRORS = {
+    "memory": MemoryError("unable to allocate"),
+    "grpc": RuntimeError("StatusCode.RESOURCE_EXHAUSTED: Received message larger than max"),
+    "cancelled": asyncio.CancelledError("connection lost"),
+    "speechless": Speechless(),
+}
+
+
+STEP_5 = "step failed in environment 0, episode 1, step 5, action 0"
+
+
+class Failing(gymnasium.Env):
+    """Raises an exception in step 5, but not in the two instances that are tried before training."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(1)
+    num_made = 0
+
+    def __init__(self, how: str = ""):
+        Failing.num_made += 1
+        if how == "made" and Failing.num_made == 4:
+            raise ConnectionError("the simulator has a client already")
+        self.how, self.is_trial = how, Failing.num_made <= 2
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 5 and self.how in ERRORS and not self.is_trial:
+            raise ERRORS[self.how]
+        return np.zeros(1, np.float32), 1.0, False, self.t == 20, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "place", "last"),
+    [
+        ("memory", STEP_5, "MemoryError: unable to allocate"),
+        ("grpc", STEP_5, "RuntimeError: StatusCode.RESOURCE_EXHAUSTED: Received message"),
+        ("cancelled", STEP_5, "CancelledError: connection lost"),
+        ("speechless", STEP_5, "Speechless: <exception str() failed>"),
+        ("made", "environment 1 could not be made", "ConnectionError: the simulator has a client already"),
+    ],
+)
+def test_any_exception_of_environment_is_shown_with_its_place(how, place, last, tmp_path, capsys):
+    """Neither a MemoryError nor a text like JAX's is taken for a program that does not fit into memory."""
+    Failing.num_made = 0
+    line = f"ppo --env {__name__}:Failing --env-option how={how} --num-envs 2 --host.workers 0 --total-steps 128"
+    line += f" --rollout-length 16 --loggers none --eval-episodes 1 --run-dir {tmp_path / 'run'}"
+    assert train.main(line.split()) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    said = said[next(i for i, words in enumerate(said) if words.startswith("error: ")) :]
+    assert said[0] == f"error: {__name__}:Failing: {place}" and said[1].startswith("Traceback")
+    assert any(last in words for words in said) and len(said) < 14, said

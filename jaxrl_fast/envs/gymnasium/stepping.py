@@ -3,7 +3,7 @@
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_fast.envs.gymnasium import masks
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Leaf, Recipe, few
-from jaxrl_fast.utils.errors import EnvFault, blame
+from jaxrl_fast.utils.errors import EnvFault, EnvInterrupted, blame, why
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
 REMEDY = "; wrap quarantine resets the environment instead"
@@ -35,11 +35,18 @@ class Stepper:
         self.ended = [False] * len(seeds)
         self.envs: list[Any] = []
         try:
-            for _ in seeds:
-                self.envs.append(make())
+            for i in range(len(seeds)):
+                self._make(i, make)
             self.check_distinct()
         except BaseException:
             self.close()
+            raise
+
+    def _make(self, i: int, make: Callable[[], Any]) -> None:
+        try:
+            self.envs.append(make())
+        except Exception as error:
+            blame(error, f"{self.env_id}: environment {self.first + i} could not be made")
             raise
 
     def check_distinct(self, others: Collection[int] = ()) -> None:
@@ -75,7 +82,7 @@ class Stepper:
             busy[i] = True
             try:
                 outcome = env.step(np.array(action) if is_array else action)  # an environment may keep or change it
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._failed("step", i, error)
             if not isinstance(outcome, tuple) or len(outcome) != 5:
                 self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
@@ -157,7 +164,7 @@ class Stepper:
         arrays.busy[i] = True
         try:
             outcome = self.envs[i].reset() if seed is None else self.envs[i].reset(seed=seed)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._failed("reset", i, error)
         if not isinstance(outcome, tuple) or len(outcome) != 2:
             self._fault(i, "reset must return (obs, info)", _got(outcome))
@@ -269,11 +276,18 @@ class Stepper:
 
     def _failed(self, name: str, i: int, error: BaseException) -> NoReturn:
         """Raise the error of an environment again, with a note of its place."""
+        if isinstance(error, KeyboardInterrupt):  # of the user
+            raise error
         if isinstance(error, SystemExit):
             raise EnvFault(
                 f"{self.env_id}: {name} must not end the program, got {error!r} in {self.where(i)}"
             ) from error
-        blame(error, f"{self.env_id}: {name} failed in {self.where(i)}")
+        place = f"{self.env_id}: {name} failed in {self.where(i)}"
+        if not isinstance(error, Exception):
+            interrupted = EnvInterrupted(why(error))
+            blame(interrupted, place)
+            raise interrupted from error
+        blame(error, place)
         raise error
 
     def _fault(self, i: int, problem: str, got: str, remedy: str = "") -> NoReturn:
