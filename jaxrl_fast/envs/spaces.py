@@ -120,8 +120,11 @@ def _narrow_bounds(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def narrow_dtype(dtype: Any) -> Any:
-    """Return the dtype of at most 32 bits that replaces this one."""
-    return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(np.dtype(dtype).name, dtype)
+    """Return the dtype of at most 32 bits, in the byte order of this machine, that replaces this one."""
+    wide = np.dtype(dtype)
+    if wide.kind in "fiu" and wide.itemsize > 4:
+        return np.dtype(f"{wide.kind}4")
+    return wide.newbyteorder("=")
 
 
 def describe_obs(obs: Any) -> str:

@@ -359,6 +359,8 @@ ROWS = np.arange(4).reshape(2, 2)  # bounds that numpy prints in two lines
         ),
         (gymnasium.spaces.Box(0, 1, (0,)), TWO_CHOICES, "none of its parts may be empty"),
         (gymnasium.spaces.Dict({}), TWO_CHOICES, "none of its parts may be empty"),
+        (gymnasium.spaces.Dict({"a/b": ONE, "a": gymnasium.spaces.Dict(b=ONE)}), TWO_CHOICES, "the name a/b, rename"),
+        (gymnasium.spaces.Dict({1: ONE, "a": ONE}), TWO_CHOICES, "the keys of a Dict must be of one type"),
         (ONE, gymnasium.spaces.Box(np.float32([0, -np.inf]), 1, (2,)), "got -inf to 1 for number 1 of an action; "),
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
         (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),

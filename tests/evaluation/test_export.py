@@ -504,6 +504,9 @@ def test_parts_of_observation_are_named_inputs():
     like = lambda *shape: ShapeDtypeStruct(shape, np.float32)
     assert list(function.named(PolicyInput(like(2), like(3)))) == ["obs", "action_mask"]
     assert list(function.named(PolicyInput({"image": like(2), "goal": like(1)}))) == ["obs_goal", "obs_image"]
+    alike = {"arm_pos": like(2), "arm": {"pos": like(1)}}
+    found = function.named(PolicyInput(alike))
+    assert {name: x.shape for name, x in found.items()} == {"obs_arm_pos": (1,), "obs_arm_pos_2": (2,)}
     assert list(function.named(PolicyInput((like(2), {"a": like(1)})))) == ["obs_0", "obs_1_a"]
     spec = EnvSpec("x", {"goal": like(2), "speed": like(1)}, Box((2,)), 1)
     saved = untrained(Env(None, None, spec), "ppo", hidden_sizes=[4])

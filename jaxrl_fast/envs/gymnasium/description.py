@@ -106,8 +106,8 @@ def describe(source: Source, quarantine: bool = False) -> Description:
     try:
         env_id, space = source.env_id, env.action_space
         action, start, bounds = gymnasium_spaces.action_space(env_id, space)
-        tree = gymnasium_spaces.as_tree(env.observation_space)
         gymnasium_spaces.check_observation(env_id, env.observation_space)
+        tree = gymnasium_spaces.as_tree(env.observation_space)
         layout = _layout(tree, space)
         is_part = gymnasium_spaces.is_action_mask(tree, action)
         if not is_part:

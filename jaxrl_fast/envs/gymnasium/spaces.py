@@ -51,12 +51,19 @@ def as_tree(space: Any) -> PyTree:
 def check_observation(env_id: str, space: Any) -> None:
     """Raise ValueError unless an observation consists of arrays of numbers with a fixed size."""
     unsupported = f"{env_id}: unsupported observation space, got {one_line(space)}"
-    parts = jax.tree.leaves(as_tree(space))
+    try:
+        tree = as_tree(space)
+        parts = jax.tree.leaves(tree)
+    except (TypeError, ValueError) as error:  # keys of different types have no order
+        raise ValueError(f"{unsupported}; the keys of a Dict must be of one type, such as text") from error
     if not all(isinstance(part, ARRAYS) and np.dtype(part.dtype).kind in "buif" for part in parts):
         kinds = ", ".join(kind.__name__ for kind in ARRAYS)
         raise ValueError(f"{unsupported}; it must consist of {kinds}, in Dict and Tuple")
     if not parts or not all(math.prod(part.shape) for part in parts):
         raise ValueError(f"{unsupported}; none of its parts may be empty")
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{unsupported}; two parts have the name {min(twice)}, rename a key")
 
 
 def limits(space: Any) -> tuple[Any, Any, bool]:

@@ -3,6 +3,7 @@
 A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced by `kernels.portable`.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -139,8 +140,12 @@ def remembered(function: PolicyFunction, name: str) -> list[Input]:
 
 def named(given: PolicyInput) -> dict[str, Any]:
     """Return the arrays of an input by name: "obs", or "obs_" and the path of each part, and "action_mask"."""
-    parts = jax.tree_util.tree_leaves_with_path(given)
-    return {jax.tree_util.keystr(path, simple=True, separator="_"): x for path, x in parts}
+    found: dict[str, Any] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(given):
+        name = jax.tree_util.keystr(path, simple=True, separator="_")
+        others = (f"{name}_{number}" for number in itertools.count(2))  # "arm_pos" beside the "pos" of "arm"
+        found[next(other for other in itertools.chain([name], others) if other not in found)] = x
+    return found
 
 
 def _noise_of_row(agent: Agent, key: Key) -> PyTree:
