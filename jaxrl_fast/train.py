@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jaxrl_fast.config import cli, load
 from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils.errors import blamed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +32,8 @@ def execute(ready: plan.Plan) -> int:
             return 0
         outcome = trainer.execute(ready)
     except MemoryError as error:
+        if blamed(error) is not None:
+            raise
         warnings.print_stderr(f"error: {error}")
         return 1
     if outcome.failure:

@@ -59,8 +59,8 @@ def run_command(
             return 2
         return act(ready) or 0
     except OSError as error:
-        if error.errno not in (*DISK_FULL_ERRNOS, *PERMISSION_ERRNOS):
-            raise
+        if error.errno not in (*DISK_FULL_ERRNOS, *PERMISSION_ERRNOS) or blamed(error) is not None:
+            return _report(error)
         what = "written" if error.errno in DISK_FULL_ERRNOS else "opened"
         which = error.filename or "standard output or another file"
         print(f"error: {which}: cannot be {what} ({error.strerror})", file=sys.stderr)
@@ -69,11 +69,16 @@ def run_command(
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Exception as error:
-        place = blamed(error)
-        if place is None:
-            raise
-        print(f"error: {place}\n{user_traceback(error)}", end="", file=sys.stderr)
-        return 1
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """Print the place and the traceback of an environment's error, and return the exit status; raise any other."""
+    place = blamed(error)
+    if place is None:
+        raise error
+    print(f"error: {place}\n{user_traceback(error)}", end="", file=sys.stderr)
+    return 1
 
 
 def version_line() -> str:
