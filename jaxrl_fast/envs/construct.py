@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.arguments import as_annotated
 from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.parsing import as_annotated
 
 CHANGES = ("gray", "resize")  # of frames; Python environments change theirs on the host
 FRAME_OPTIONS = (*CHANGES, "frame_stack")  # of any environment whose observation is one image (`image`)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -10,24 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float, parse_int
+from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, Number, nearest, parse_float, parse_int
 
 NESTED_TYPES = (tuple, list, dict)
-
-
-class Number(int):
-    """A default that is a whole number, of an argument that is not declared as int: it takes any number."""
-
-
-def as_annotated(default: Any, annotation: Any) -> Any:
-    """Return a default that is a whole number as the type of its annotation: int, float or `Number`."""
-    if type(default) is not int:
-        return default
-    kinds = {*re.findall(r"\w+", annotation if isinstance(annotation, str) else getattr(annotation, "__name__", ""))}
-    kinds = kinds or {*re.findall(r"\w+", str(annotation))}
-    if kinds & {"int", "float"} == {"int"}:
-        return default
-    return float(default) if kinds & {"int", "float"} == {"float"} else Number(default)
 
 
 def refuse_option(owner: str, name: str, known: tuple[str, ...], offered: tuple[str, ...] = ()) -> NoReturn:
@@ -57,7 +41,8 @@ def coerce(owner: str, name: str, value: Any, default: Any) -> Any:
         if isinstance(default, (np.ndarray, jax.Array)):
             expected, example = f"an array of shape {list(default.shape)}", default.tolist()
         else:
-            expected, example = type(default).__name__, repr(default)
+            expected = "a number" if isinstance(default, Number) else type(default).__name__
+            example = repr(default)
         raise ValueError(f"{name}: must be {expected} for {owner}, got {value!r}; for example {example}") from error
 
 

@@ -56,7 +56,7 @@ def blamed(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a program does not fit into memory, and not an environment that has said so of itself."""
+    """Return whether a program does not fit into memory, unlike an environment that raises such an error."""
     return blamed(error) is None and (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text_of(error))
 
 

@@ -2,7 +2,9 @@
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
@@ -78,3 +80,18 @@ def parse_period(text: str) -> tuple[int, float]:
     if min(period) < 0:
         raise ValueError
     return period
+
+
+class Number(int):
+    """A default that is a whole number, of an argument that is not declared as int: it takes any number."""
+
+
+def as_annotated(default: Any, annotation: Any) -> Any:
+    """Return a default that is a whole number as the type of its annotation: int, float or `Number`."""
+    if type(default) is not int:
+        return default
+    kinds = {*re.findall(r"\w+", annotation if isinstance(annotation, str) else getattr(annotation, "__name__", ""))}
+    kinds = kinds or {*re.findall(r"\w+", str(annotation))}
+    if kinds & {"int", "float"} == {"int"}:
+        return default
+    return float(default) if kinds & {"int", "float"} == {"float"} else Number(default)

@@ -312,7 +312,7 @@ def test_options_set_constructor_arguments_and_time_limit():
     ("make", "options", "says"),
     [
         (f"{MODULE}:Walk", dict(sise=3), "tests.helpers.gym_envs:Walk has no option 'sise'; did you mean size"),
-        (f"{MODULE}:Walk", dict(limit="x"), "limit: must be int for tests.helpers.gym_envs:Walk, got 'x'"),
+        (f"{MODULE}:Walk", dict(limit="x"), "limit: must be a number for tests.helpers.gym_envs:Walk, got 'x'"),
         (f"{MODULE}:Walk", dict(render_mode="human"), "render_mode: cannot be set here, got human"),
         (f"{MODULE}:Walk", dict(max_episode_steps=0), "max_episode_steps: must be at least 1"),
         (f"{MODULE}:Nope-v0", {}, f"unknown environment '{MODULE}:Nope-v0': module '{MODULE}' does not register"),

@@ -13,8 +13,8 @@ from jaxrl_fast.utils.parsing import one_line
 
 PLAY_S, MIN_STEPS, NUM_EPISODES = 0.2, 3, 2  # to find out which attributes an episode changes
 RECORDED = "_saved_kwargs"  # gymnasium's record of how a wrapper was made
-VALUES = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic, gymnasium.Space)
-PLAIN = (*VALUES, list, tuple, Mapping)
+VALUES: tuple[Any, ...] = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic, gymnasium.Space)
+PLAIN: tuple[Any, ...] = (*VALUES, list, tuple, Mapping)
 
 
 def check_same(given: Any, make: Callable[[], Any]) -> None:

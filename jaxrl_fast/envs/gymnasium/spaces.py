@@ -96,9 +96,9 @@ def stored_dtype(space: Any) -> np.dtype:
 
 
 def warnings(env_id: str, tree: PyTree) -> tuple[str, ...]:
-    """Return a warning for indices of so many values that agents see numbers instead of one-hot vectors."""
+    """Return a warning for each index that agents see as a number, because its one-hot vector would be too long."""
     large = [space for space in jax.tree.leaves(tree) if _num_values(space) > MAX_ONE_HOT]
-    problem = "an index of so many values is observed as a number, not as a one-hot vector"
+    problem = f"an index of more than {MAX_ONE_HOT} values is observed as a number, not as a one-hot vector"
     remedy = "use network MODULE:CLASS with an embedding, or a wrapper of gymnasium"
     return tuple(f"observations of {env_id}: {problem}, got {one_line(space)}; {remedy}" for space in large)
 

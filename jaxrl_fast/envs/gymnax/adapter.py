@@ -13,8 +13,9 @@ from jaxrl_fast.envs.wrappers import frame_skip
 from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.arguments import as_annotated, coerce, refuse_option
+from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.parsing import as_annotated
 
 REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
 UNSUPPORTED = {"MNISTBandit-bsuite": "it downloads its images from the internet when it is made"}

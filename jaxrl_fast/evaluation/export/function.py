@@ -143,7 +143,7 @@ def named(given: PolicyInput) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(given):
         name = jax.tree_util.keystr(path, simple=True, separator="_")
-        others = (f"{name}_{number}" for number in itertools.count(2))  # "arm_pos" beside the "pos" of "arm"
+        others = (f"{name}_{number}" for number in itertools.count(2))  # "arm_pos", and the "pos" of "arm"
         found[next(other for other in itertools.chain([name], others) if other not in found)] = x
     return found
 

@@ -20,8 +20,9 @@ from jaxrl_fast.networks.options import Kind, Options
 from jaxrl_fast.networks.torsos import mlp
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.arguments import as_annotated, coerce, refuse_option
+from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.parsing import as_annotated
 from jaxrl_fast.utils.random import key_of_seed
 
 
