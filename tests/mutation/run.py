@@ -1,6 +1,6 @@
 """Plant every bug in a scratch copy and report whether the named tests catch it.
 
-    python -m tests.mutation.run                    # all of them, about ten minutes on two cores
+    python -m tests.mutation.run                    # all of them; the named tests without a bug alone take ten minutes
     python -m tests.mutation.run --only replay      # those with this in their name
     python -m tests.mutation.run --list
 
