@@ -1,5 +1,6 @@
 """Test exported policies: equal to the run's own in a process without jaxrl_fast, for every kind of network."""
 
+import io
 import json
 import os
 import subprocess
@@ -19,12 +20,13 @@ import jaxrl_fast
 from jaxrl_fast import envs, evaluation, export, kernels, rollout
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.envs.wrappers.hide import hide
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, function, numpy_mlp, stablehlo, write
 from jaxrl_fast.kernels import build
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import fields_of, options_of, value_of
-from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, PolicyInput
+from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, PolicyInput, View
 from jaxrl_fast.types.host import HostEnv
 from tests.helpers import slow
 
@@ -448,12 +450,22 @@ def functions():
         "choices": lambda x: jnp.where(jnp.isfinite(x) & (x != 0) | ~(x > 1), jnp.sign(x), jnp.mod(x, 0.7)),
         "slices": lambda x: jnp.pad(x[1:5:2].reshape(1, 2).T.ravel(), 1)[:3] ** 3,
         "any": lambda x: jnp.stack([(x > 0).any(), (x > 0).all(), (x > 9).any()]).astype(jnp.int32),
+        "columns": lambda x: x.reshape(1, 3, 2)[:, np.array([2, 0])][..., np.array([1])] + x[np.array([0, 4]), None],
         "split": lambda x: sum(jnp.split(x, 3)) / jnp.sqrt(1 + x[:2] ** 2) + jax.nn.sigmoid(x[2:4]) * jnp.exp2(x[:2]),
     }
 
 
+def test_onnx_refuses_gather_of_single_numbers():
+    """Several indices choose each number: `x[[0, 1], [1, 0]]`."""
+    spec = ShapeDtypeStruct((2, 2), jnp.float32)
+    act = lambda given, *_: (given.obs[np.array([0, 1]), np.array([1, 0])], ())
+    given = function.PolicyFunction(act, None, PolicyInput(spec), (), ShapeDtypeStruct((2,), jnp.float32))
+    with pytest.raises(ValueError, match=r"^to onnx: indexing other than along one axis .*, got gather; use stablehlo"):
+        onnx_model.serialize(given)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow("network"), "numbers", "choices", "slices", "any", "split"])
+@pytest.mark.parametrize("name", [slow("network"), "numbers", "choices", "slices", "any", "columns", "split"])
 def test_onnx_operations_equal_jax(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
@@ -482,6 +494,30 @@ def test_custom_torso_is_exported_except_as_npz():
         assert _build(saved, Options(to=to), Path("out")).card["check"]["num_different"] == 0
     with pytest.raises(ValueError, match=r"^to npz: needs a network of dense layers \(mlp\), got the parameter torso"):
         _build(saved, Options(to="npz"), Path("out"))
+
+
+def test_npz_takes_whole_observation_of_which_parts_are_hidden():
+    """The weights of the visible entries 0 and 2, by which the wanted values are computed, meet these entries alone."""
+    raw, visible = np.array([[1.0, 50.0, 2.0, 70.0], [-1.0, 60.0, 3.0, 80.0]], np.float32), [0, 2]
+    saved = untrained(hide(envs.make("CartPole-v1", 1), ["1", "3"]), "ppo", hidden_sizes=[4])
+    exported = _build(saved, Options(to="npz"), Path("out"))
+    assert exported.card["inputs"][0]["shape"] == ("b", 4)
+    arrays = np.load(io.BytesIO(exported.files["policy.npz"]))
+    x = np.tanh(raw[:, visible] @ arrays["hidden0.kernel"] + arrays["hidden0.bias"])
+    wanted = (x @ arrays["head.kernel"] + arrays["head.bias"]).argmax(-1)
+    for _ in range(2):  # the values of hidden entries are of no effect
+        assert check.run("npz", exported.files, PolicyInput(raw), ())[0].tolist() == wanted.tolist()
+        raw[:, [1, 3]] = -9
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, bool])
+def test_npz_orders_and_divides_entries_as_the_encoding_does(dtype):
+    """An encoding may put the entries of an observation into another order, as where channels come first."""
+    divide = lambda x: x / np.float32(256) if dtype == np.uint8 else x.astype(np.float32)
+    view = View(raw_obs=ShapeDtypeStruct((2, 300), dtype), encode_obs=lambda x: divide(jnp.swapaxes(x, 1, 2)))
+    env = Env(None, None, EnvSpec("x", ShapeDtypeStruct((300, 2), np.float32), Discrete(3), 1), view=view)
+    saved = untrained(env, "ppo", hidden_sizes=[4], network="mlp")
+    assert _build(saved, Options(to="npz"), Path("out")).card["check"]["num_different"] == 0
 
 
 def test_onnx_error_message_names_unsupported_operation():

@@ -113,15 +113,19 @@ def _signature(function: PolicyFunction) -> list[tuple[str, Any]]:
 def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
     """Yield the lines from an observation to the network's input."""
     obs, spec, encode = function.given.obs, saved.env.spec.obs, saved.env.view.encode_obs
-    sample = np.arange(NUM_SAMPLES * math.prod(obs.shape)).astype(obs.dtype).reshape(NUM_SAMPLES, *obs.shape)
-    encoded, flat = np.asarray(encode(sample)).reshape(NUM_SAMPLES, -1), sample.reshape(NUM_SAMPLES, -1)
-    if np.array_equal(encoded, np.eye(*encoded.shape)):
+    index, sample = np.arange(NUM_SAMPLES).astype(obs.dtype), _sample(obs)
+    flat = lambda x: np.asarray(x, np.float32).reshape(NUM_SAMPLES, -1)
+    columns, scale = _columns(flat(encode(sample)), flat(sample))
+    if not obs.shape and np.array_equal(encode(index), np.eye(NUM_SAMPLES, *spec.shape)):
         yield f"x = np.eye({spec.shape[0]}, dtype=np.float32)[obs]"
-    elif np.array_equal(encoded, flat) or np.array_equal(encoded, flat / np.float32(MAX_BYTE + 1)):
+    elif columns:
         yield f"x = np.asarray(obs).astype(np.{obs.dtype.name if obs.dtype != bool else 'bool_'})"
         yield "x = x.reshape(len(x), -1).astype(np.float32)"
-        if not np.array_equal(encoded, flat):
-            yield f"x = x / np.float32({MAX_BYTE + 1})"
+        if columns != list(range(math.prod(obs.shape))):
+            arrays["obs.columns"] = np.array(columns)
+            yield 'x = x[:, A["obs.columns"]]'
+        if scale != 1:
+            yield f"x = x / np.float32({scale})"
     else:
         raise _unsupported(f"needs observations as vectors or as states 0, 1, ..., got {describe_obs(obs)}")
     stats = getattr(getattr(saved.learners, "learner", saved.learners), "observations", None)
@@ -131,6 +135,22 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
         yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{normalize.CLIP}, {normalize.CLIP})'
     elif reading.is_image(spec, saved.settings.agent.network.observations):
         yield f"x = x / np.float32({reading.WHITE})"
+
+
+def _sample(like: Any) -> np.ndarray:
+    """Return observations [NUM_SAMPLES, ...] of which no two entries are alike."""
+    numbers = np.random.default_rng(0).integers(MAX_BYTE + 1, size=(NUM_SAMPLES, *like.shape))
+    return (numbers % 2 if like.dtype == bool else numbers).astype(like.dtype)
+
+
+def _columns(encoded: np.ndarray, raw: np.ndarray) -> tuple[list[int], int]:
+    """Return which entry of the raw observation each encoded one is, and what divides it; none if some are no entry."""
+    for scale in (1, MAX_BYTE + 1):
+        places = {column.tobytes(): i for i, column in enumerate((raw / np.float32(scale)).T)}
+        columns = [places.get(column.tobytes(), -1) for column in encoded.T]
+        if -1 not in columns:
+            return columns, scale
+    return [], 1
 
 
 def _network(config: Any, arrays: Arrays) -> Iterator[str]:

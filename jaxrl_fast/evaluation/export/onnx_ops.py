@@ -103,12 +103,15 @@ def _stack(graph, equation, *xs):
 
 
 def _gather(graph, equation, x, index):
-    """Take whole rows x[index], as an embedding does. Other gathers are not supported."""
+    """Take whole slices along one axis: rows x[index], as an embedding does, or columns x[:, index]."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    row = equation.invars[0].aval.shape[1:]
-    if numbers.start_index_map != (0,) or numbers.collapsed_slice_dims != (0,) or tuple(sizes) != (1, *row):
-        raise ValueError("to onnx: indexing other than by rows is not supported, got gather; use stablehlo")
-    return graph.op("Gather", x, graph.op("Squeeze", index, _axes([-1])), axis=0)
+    shape, (axis, *more) = equation.invars[0].aval.shape, numbers.start_index_map
+    new = range(axis, axis + equation.invars[1].aval.ndim - 1)  # axes of the result that the index has
+    others = tuple(i for i in range(equation.outvars[0].aval.ndim) if i not in new)
+    whole = (*shape[:axis], 1, *shape[axis + 1 :])
+    if more or numbers.collapsed_slice_dims != (axis,) or tuple(sizes) != whole or numbers.offset_dims != others:
+        raise ValueError("to onnx: indexing other than along one axis is not supported, got gather; use stablehlo")
+    return graph.op("Gather", x, graph.op("Squeeze", index, _axes([-1])), axis=axis)
 
 
 def _reduce(kind: str, graph: Graph, equation: Any, x: Value) -> str:
