@@ -16,7 +16,7 @@ from jaxrl_fast.config.parts import named, read_values
 from jaxrl_fast.config.sources import from_mapping, tokenize
 from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.utils import devices
-from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
+from jaxrl_fast.utils.errors import EnvFault, blamed, remedy_of, user_traceback
 
 Ready = TypeVar("Ready")
 DISK_FULL_ERRNOS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # no room, or none for this user
@@ -63,7 +63,7 @@ def run_command(
             return _report(error)
         what = "written" if error.errno in DISK_FULL_ERRNOS else "opened"
         which = error.filename or "standard output or another file"
-        print(f"error: {which}: cannot be {what} ({error.strerror})", file=sys.stderr)
+        print(f"error: {which}: cannot be {what} ({error.strerror}){remedy_of(error)}", file=sys.stderr)
         return 1
     except EnvFault as error:
         print(f"error: {error}", file=sys.stderr)

@@ -21,6 +21,7 @@ class MemoryEstimate(NamedTuple):
     environments: int  # a rollout that is kept for the next update included
     free: int | None  # None: unknown
     copies: int = 1  # of everything in the same memory: on a CPU, checkpoints copy to that memory too
+    files: int = 0  # bytes on the disk of a replay in the host's memory or on the disk, see `disk.ReplayFiles`
 
     @property
     def total(self) -> int:

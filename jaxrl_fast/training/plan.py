@@ -181,8 +181,9 @@ def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", m
     from jaxrl_fast.training import memory, replay_storage
 
     resumed = saved is not None
-    settings, agent, note = replay_storage.decide(plan.settings, plan.env, plan.agent, plan.placement, make, resumed)
-    needs = memory.estimate(plan.env, agent, plan.placement)
+    decision = replay_storage.decide(plan.settings, plan.env, plan.agent, plan.placement, make, resumed)
+    settings, agent = decision.settings, decision.agent
+    needs = memory.estimate(plan.env, agent, plan.placement)._replace(files=decision.num_file_bytes)
     memory.check_fits(needs, settings.agent.replay_size, plan.steps_per_update, resumed)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # refuse a checkpoint of other shapes before anything is compiled
@@ -194,7 +195,7 @@ def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", m
         saved=saved,
         members=members,
         varied=varied,
-        replay_note=note,
+        replay_note=decision.note,
     )
 
 

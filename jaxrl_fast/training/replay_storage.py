@@ -1,5 +1,6 @@
 """Choose the storage of a replay's observations: device memory, host memory, or disk."""
 
+import bisect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,12 @@ from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory
 from jaxrl_fast.types import Agent, Env
+from jaxrl_fast.utils import files
 from jaxrl_fast.utils.memory import format_bytes, host_free_bytes
 from jaxrl_fast.utils.warnings import warn
 
 SHRINK = 8  # how many times smaller compressed observations are taken to be; Atari frames are 20 to 300 times smaller
-STORES = "device", "host", "disk"
+MAX_SIZE = 2**30  # transitions
 
 
 class Decision(NamedTuple):
@@ -29,6 +31,7 @@ class Decision(NamedTuple):
     settings: Settings  # with the store and the compression
     agent: Agent
     note: str = ""  # for the header; "" for the device
+    num_file_bytes: int = 0  # the most bytes of its files
 
 
 def on_device(agent_config: Any) -> Any:
@@ -74,38 +77,41 @@ def decide(
         return Decision(settings._replace(agent=on_device(config)), agent)
     options = {"replay.storage": "host", "replay.compression": "zstd" if packed else "none"}
     there = memory.estimate(env, make(replace(config, options)), placement)
-    on_disk = _free_on_disk(settings.options)
-    capacities = _capacities(needs, there, packed, config.replay.size, on_disk, 1 + bool(settings.options.eval_every))
+    space = _Space(settings.options, needs, there, config.replay.size, packed)
+    capacities = space.capacities()
     fits = [name for name, capacity in capacities.items() if capacity >= config.replay.size]
     chosen = asked if asked != "auto" else next(iter(fits), "")
     if chosen not in fits:
         where = "in any storage" if asked == "auto" else f"with replay.storage {asked}"
         largest = " or ".join(f"{_rounded(capacity)} ({name})" for name, capacity in capacities.items())
         raise ValueError(
-            f"replay.size: a replay of {format_bytes(needs.replay)} does not fit {where}, "
-            f"got {config.replay.size}; use at most {largest}"
+            f"replay.size: a replay of {format_bytes(needs.replay)}{space.of_files(config.replay.size)} does not fit "
+            f"{where}, got {config.replay.size}; use at most {largest}"
         )
     config = replace(config, options | {"replay.storage": chosen})
-    return Decision(settings._replace(agent=config), make(config), _note(config, needs, there, asked, on_disk))
+    size = int(space.files(chosen == "disk").num_bytes(config.replay.size))
+    return Decision(settings._replace(agent=config), make(config), _note(config, space, asked, size), size)
 
 
 def _free_on_disk(options: Options) -> int | None:
-    """Return the bytes on the disk of the replay's files, free or taken by them already; None if they are unknown."""
+    """Return the bytes on the disk of the replay's files, free or taken by the run; None if they are unknown."""
     run = Path(options.resume or options.run_dir or paths.RUNS)
     links = replay_dir.links(run)
     free = disk.free_bytes(Path(options.replay_dir or (links[0].resolve() if links else run)))
-    return free if free is None or not options.resume else free + replay_dir.size(run)
+    if free is None or not options.resume:
+        return free
+    saved = 0 if options.replay_dir or links else files.size(run / paths.CHECKPOINTS)
+    return free + replay_dir.size(run) + saved
 
 
-def _note(
-    config: Any, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, asked: str, free_on_disk: int | None
-) -> str:
+def _note(config: Any, space: "_Space", asked: str, num_file_bytes: int) -> str:
     """Return a note about the storage: its name, the bytes needed and free, and the reason of the choice."""
     on_disk = config.replay.storage == "disk"
-    free = free_on_disk if on_disk else host_free_bytes()
+    free, needs = space.free_on_disk if on_disk else host_free_bytes(), space.needs
     parts = [f"observations {'on disk' if on_disk else 'in the host memory'}"]
-    parts.append(f"{format_bytes(needs.replay - there.replay)} as they are")
+    parts.append(f"{format_bytes(needs.replay - space.there.replay)} as they are")
     parts += ["compressed by zstd"] * (config.replay.compression == "zstd")
+    parts.append(f"files of all checkpoints at most {format_bytes(num_file_bytes)}")
     parts += [] if free is None else [f"{format_bytes(free)} free"]
     reason = f"; on the device the run would need {format_bytes(needs.total)} of {format_bytes(needs.free or 0)}"
     return " · ".join(parts) + reason * (asked == "auto")
@@ -123,31 +129,53 @@ def _compression(config: Any, env: Env) -> bool:
     return of_bytes and codec.is_installed()
 
 
-def _capacities(
-    needs: memory.MemoryEstimate,
-    there: memory.MemoryEstimate,
-    packed: bool,
-    replay_size: int,
-    on_disk: int | None,
-    copies_on_disk: int,
-) -> dict[str, float]:
-    """Return the largest replay_size that fits into each storage. `there`: an agent without observations.
+class _Space:
+    """The bytes that a replay needs and that are free, in memory and on disk."""
 
-    On a CPU, the device's memory is the host's. On disk, the best checkpoint may keep blocks that the newest has not.
-    """
-    copies, raw = needs.copies, (needs.replay - there.replay) / replay_size
-    kept = raw / SHRINK if packed else raw
-    in_memory = kept if packed else 2 * kept  # new blocks are copied while they are saved
-    shared = jax.local_devices()[0].platform == "cpu"
-    others = copies * there.replay / replay_size  # bytes on the device for each transition
-    infinite = lambda free: math.inf if free is None else free
-    rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
-    on_host = rest / (others + in_memory) if shared else min(rest / others, infinite(host_free_bytes()) / in_memory)
-    return {
-        "device": rest / (others + copies * raw),
-        "host": on_host,
-        "disk": min(rest / others, infinite(on_disk) / (copies_on_disk * kept)),
-    }
+    def __init__(
+        self, options: Options, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, size: int, packed: bool
+    ):
+        """Take what a run needs with a replay of `size` on the device, and `there` without its observations."""
+        self.options, self.needs, self.there, self.packed = options, needs, there, packed
+        self.raw, self.others = (needs.replay - there.replay) / size, there.replay / size  # bytes of each transition
+        self.kept = self.raw / SHRINK if packed else self.raw
+        self.free_on_disk = _free_on_disk(options)
+
+    def files(self, on_disk: bool) -> disk.ReplayFiles:
+        """Return the files of the replay in the storage host or disk."""
+        return disk.ReplayFiles(self.options, on_disk, self.raw, self.kept)
+
+    def capacities(self) -> dict[str, float]:
+        """Return the largest replay that fits into each storage. On a CPU, the device's memory is the host's."""
+        needs, copies, others = self.needs, self.needs.copies, self.needs.copies * self.others
+        in_memory = self.kept if self.packed else 2 * self.kept  # new blocks are copied while they are saved
+        shared = jax.local_devices()[0].platform == "cpu"
+        infinite = lambda free: math.inf if free is None else free
+        rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
+        on_host = rest / (others + in_memory) if shared else min(rest / others, infinite(host_free_bytes()) / in_memory)
+        return {
+            "device": rest / (others + copies * self.raw),
+            "host": min(on_host, self._files_fit(on_disk=False)),
+            "disk": min(rest / others, self._files_fit(on_disk=True)),
+        }
+
+    def of_files(self, size: int) -> str:
+        """Return words about the files of a replay of this size and what decides it; "" if they fit on the disk."""
+        if min(self._files_fit(on_disk=False), self._files_fit(on_disk=True)) >= size:
+            return ""
+        num_bytes, options = format_bytes(self.files(on_disk=True).num_bytes(size)), self.options
+        which = f"keep_checkpoints {options.keep_checkpoints} and save_every {options.save_every}"
+        return f", {num_bytes} on disk with {which},"
+
+    def _files_fit(self, on_disk: bool) -> float:
+        """Return the size of the largest replay whose files fit on the disk, with the rest of all checkpoints."""
+        files, needs = self.files(on_disk), self.needs
+        num_checkpoints = 0 if self.options.replay_dir else self.options.keep_checkpoints + 2
+        rest = lambda size: num_checkpoints * (needs.parameters + needs.environments + self.others * size)
+        is_full = lambda size: files.num_bytes(size) + rest(size) > self.free_on_disk
+        if self.free_on_disk is None or not is_full(MAX_SIZE):
+            return math.inf
+        return bisect.bisect_left(range(1, MAX_SIZE), True, key=is_full)
 
 
 def _rounded(capacity: float) -> str:

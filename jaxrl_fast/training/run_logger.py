@@ -72,15 +72,19 @@ class RunLogger:
 def write_end(
     folder: Path, closers: Sequence[tuple[str, Callable[[], None]]], summary: Mapping[str, Any], has_curve: bool
 ) -> list[str]:
-    """Close the sinks, write the summary and draw the curve. Return the data files that could not be written."""
-    actions = [*closers, (paths.SUMMARY, lambda: files.write_summary(folder, summary))]
-    if has_curve:
-        actions.append((paths.CURVE, lambda: run_curve.save_figure(folder)))
+    """Close the sinks, write the summary and draw the curve. Return the data files that could not be written.
+
+    The curve is drawn from the files. So without a summary, one warning is about both.
+    """
     failed = []
-    for name, action in actions:
+    for name, action in [*closers, (paths.SUMMARY, lambda: files.write_summary(folder, summary))]:
         try:
             action()
-        except Exception as error:  # a logging service or matplotlib may raise any error
-            warnings.warn(f"the end of {name} could not be written ({why(error)})")
+        except Exception as error:  # a logging service may raise any error
+            without = f" and {paths.CURVE}" * (has_curve and name == paths.SUMMARY)
+            warnings.warn(f"the end of {name}{without} could not be written ({why(error)})")
             failed += [name] if name in (paths.METRICS, paths.SUMMARY) else []
+    if has_curve and paths.SUMMARY not in failed:
+        with warnings.warn_on_error(f"the end of {paths.CURVE} could not be written"):
+            run_curve.save_figure(folder)
     return failed

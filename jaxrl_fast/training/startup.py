@@ -9,12 +9,13 @@ import numpy as np
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program
-from jaxrl_fast.runs import replay_dir
+from jaxrl_fast.runs import files, replay_dir
 from jaxrl_fast.training import console, summary
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import RunLogger
 from jaxrl_fast.utils import compile_cache, formatting
+from jaxrl_fast.utils.errors import add_remedy
 from jaxrl_fast.utils.memory import format_bytes
 
 
@@ -28,6 +29,21 @@ def open_envs(plan: Plan, terminal: Console) -> None:
         for env in opened:
             assert env.host, "both run on the host"
             env.host.open()
+
+
+@contextlib.contextmanager
+def advised(plan: Plan) -> Iterator[None]:
+    """Add the way to resume to an OSError in the context, if a file of a replay on disk cannot be written."""
+    folders = [plan.folder / resource.name for resource in plan.agent.learning.resources]
+    try:
+        yield
+    except OSError as error:
+        path = Path(str(error.filename))
+        if path.parent in folders:
+            error.filename = str(plan.shown(path))
+            again = files.resume_command(plan.folder, plan.place)
+            add_remedy(error, f"make space, then continue from the last checkpoint with {again}")
+        raise
 
 
 @contextlib.contextmanager

@@ -54,6 +54,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
             use_cache = options.compile_cache and plan.env.on_device and not plan.agent.learning.resources
             cache = while_training.enter_context(compile_cache.compile_cache(use_cache))
             while_training.enter_context(progress.recording())
+            while_training.enter_context(startup.advised(plan))
             while_training.enter_context(original_errors())
             startup.open_envs(plan, terminal)
             while_training.enter_context(startup.opened_resources(progress, terminal))

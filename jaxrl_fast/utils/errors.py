@@ -55,6 +55,20 @@ def blamed(error: BaseException) -> str | None:
     return notes[0].removeprefix(BLAME) if notes else None
 
 
+REMEDY = "remedy: "  # begins a note of an exception
+
+
+def add_remedy(error: BaseException, remedy: str) -> None:
+    """Note on an exception what the user can do."""
+    error.add_note(REMEDY + remedy)
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return what the user can do about this exception as the end of a line, or ""."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(REMEDY))
+    return "".join(f"; {note.removeprefix(REMEDY)}" for note in notes)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a program does not fit into memory, unlike an environment that raises such an error."""
     return blamed(error) is None and (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text_of(error))

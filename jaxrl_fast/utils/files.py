@@ -43,6 +43,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def size(folder: Path) -> int:
+    """Return the bytes of all files in a folder, without those that are deleted meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def new_file(path: Path) -> Path:
     """Return this path, or the first of path-2, path-3 ... that does not exist."""
     candidates = (path.with_stem(f"{path.stem}-{i}") if i > 1 else path for i in range(1, sys.maxsize))

@@ -111,6 +111,21 @@ def test_independent_players_require_device_replay_storage(storage, free):
     assert storage_of(planned(**game))[0] == "device"
 
 
+def test_replay_whose_checkpoints_do_not_fit_on_disk_is_refused(free):
+    """40,000 boards of 400 bytes are 16 MB. Two kept checkpoints may hold others, and so may the one being written."""
+    free(100 * GB, on_disk=40 * 10**6)
+    for storage in ("host", "disk"):
+        with pytest.raises(
+            ValueError,
+            match=r"^replay\.size: .*, 6\d\.\d MB on disk with keep_checkpoints 2 and save_every 5min, does not fit "
+            rf"with replay\.storage {storage}, got 40000; use at most \d+ \(device\) or",
+        ):
+            planned(size=40_000, storage=storage, compression="none")
+    free(100 * GB, on_disk=100 * 10**6)
+    made = planned(size=40_000, storage="host", compression="none")
+    assert 48 * 10**6 < made.needs.files < 70 * 10**6 and "all checkpoints at most 6" in made.replay_note
+
+
 # --replay-dir
 
 RUN = ["dqn", "--env", "CartPole-v1", "--learning-starts", "64", "--replay.size", "192"]

@@ -26,10 +26,12 @@ from jaxrl_fast.loggers import jsonl
 from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel import program
 from jaxrl_fast.plotting import run_curve
+from jaxrl_fast.replay.host import journal
 from jaxrl_fast.runs import checkpoint, checkpoint_writer, directory, fingerprint
 from jaxrl_fast.runs.files import mark_running, read_summary
 from jaxrl_fast.training import checkpoint_manager, dispatcher, evaluator, progress, trainer
 from jaxrl_fast.utils import locks
+from jaxrl_fast.utils.errors import remedy_of
 from tests.helpers import slow
 from tests.helpers.runs import records, same, same_numbers, stop_after
 
@@ -756,6 +758,33 @@ def test_run_on_full_disk_resumes_bit_identically(tmp_path, unbroken):
     assert all(json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines())
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_replay_on_full_disk_ends_run_with_its_file_and_how_to_resume(tmp_path, monkeypatch):
+    """A row that the disk has no room for cannot be learned from. The last checkpoint and its files stay intact."""
+    folder, whole, append, left = tmp_path / "run", tmp_path / "whole", journal.Segment.append, [8]
+    options = dict(replay=dict(size=512, storage="disk"), eval_every=0, devices=1)
+    fit(whole, "dqn", **options)
+
+    def no_room(segment, record):
+        left[0] -= 1
+        monkeypatch.setattr(journal, "_write", write if left[0] > 0 else fail)
+        append(segment, record)
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = journal._write
+    monkeypatch.setattr(journal.Segment, "append", no_room)
+    with pytest.raises(OSError, match=rf"No space left on device: '{folder}/replay/\d+.bin'") as ended:
+        fit(folder, "dqn", **options)
+    command = f"python -m jaxrl_fast.train --resume {folder}"
+    assert remedy_of(ended.value) == f"; make space, then continue from the last checkpoint with {command}"
+    assert read_summary(folder)["status"] == "failed" and checkpoint.folders(folder / paths.CHECKPOINTS)
+    monkeypatch.undo()
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, whole)
 
 
 NO_RIGHT = """

@@ -1,5 +1,6 @@
 """Test the host loop: what it writes, when it stops, and that timing affects only the recorded times."""
 
+import errno
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from jaxrl_fast.loggers import jsonl, terminal
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.plotting import run_curve
-from jaxrl_fast.runs import directory
+from jaxrl_fast.runs import directory, files
 from jaxrl_fast.training import console, dispatcher, evaluator, trainer
 from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
@@ -359,6 +360,19 @@ def test_run_continues_when_curve_cannot_be_drawn(tmp_path, monkeypatch, capsys)
     assert trainer.execute(plan(tmp_path / "run")).summary["status"] == "done"
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and r"could not be written (KeyError: 'no\nfont')" in err
+
+
+def test_curve_is_not_drawn_without_summary(tmp_path, monkeypatch, capsys):
+    """The disk is full at the end of the run: one line has the reason."""
+
+    def no_room(folder, summary):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_summary", no_room)
+    assert trainer.execute(plan(tmp_path / "run")).failed_outputs == "summary.json"
+    err = capsys.readouterr().err
+    assert err == "warning: the end of summary.json and curve.png could not be written (No space left on device)\n"
+    assert not (tmp_path / "run" / "curve.png").exists()
 
 
 def test_lock_is_released_when_run_is_interrupted_at_end(tmp_path, monkeypatch):

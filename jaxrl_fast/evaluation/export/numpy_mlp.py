@@ -144,7 +144,7 @@ def _sample(like: Any) -> np.ndarray:
 
 
 def _columns(encoded: np.ndarray, raw: np.ndarray) -> tuple[list[int], int]:
-    """Return which entry of the raw observation each encoded one is, and what divides it; none if some are no entry."""
+    """Return which entry of the raw observation each encoded one is, and its divisor; [] if some are not an entry."""
     for scale in (1, MAX_BYTE + 1):
         places = {column.tobytes(): i for i, column in enumerate((raw / np.float32(scale)).T)}
         columns = [places.get(column.tobytes(), -1) for column in encoded.T]

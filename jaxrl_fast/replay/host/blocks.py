@@ -133,9 +133,7 @@ class FileBlocks:
     def __init__(self, sizes: Sizes, codec: Codec, journal: Journal):
         self.sizes, self.codec, self.journal = sizes, codec, journal
         num_groups, num_envs, block, num_bytes = sizes
-        group_bytes = num_envs * (4 + block * num_bytes)
-        total = num_groups * group_bytes
-        self.file_bytes = max(total // MAX_FILES, min(total // MIN_FILES, FILE_BYTES), group_bytes)
+        self.file_bytes = file_bytes(num_groups, num_envs * (4 + block * num_bytes))
         self.file = np.zeros(num_groups, np.int64)  # descriptors
         self.place = np.zeros((num_groups, num_envs), np.int64)
         self.length = np.zeros((num_groups, num_envs), np.int64)
@@ -198,6 +196,12 @@ class FileBlocks:
         self.num_bytes += sum(lengths) - int(self.length[slot].sum())
         self.num_raw_bytes += int(is_new) * self.sizes[1] * self.sizes[2] * self.sizes[3]
         self.file[slot], self.place[slot], self.length[slot] = descriptor, places, lengths
+
+
+def file_bytes(num_groups: int, group_bytes: int) -> int:
+    """Return the most bytes of a file of `FileBlocks` with so large groups."""
+    total = num_groups * group_bytes
+    return max(total // MAX_FILES, min(total // MIN_FILES, FILE_BYTES), group_bytes)
 
 
 def unpack(

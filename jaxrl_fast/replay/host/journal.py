@@ -20,6 +20,16 @@ from jaxrl_fast.utils.files import REPLAY_ENDING, sync
 LENGTH = struct.Struct("<I")
 
 
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Give an OSError in the context the path of a file that is used by its descriptor."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 class Segment:
     """One file."""
 
@@ -38,7 +48,8 @@ class Segment:
 
     def append(self, record: bytes) -> None:
         """Write the blocks of the next group."""
-        _write(self.descriptor, record, self.num_bytes)
+        with named(self.path):
+            _write(self.descriptor, record, self.num_bytes)
         self.num_groups += 1
         self.num_bytes += len(record)
         self.digest.update(record)
@@ -85,7 +96,8 @@ class Journal:
             self.current = self._create()
             self.in_use.append(self.current)
         if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.current.descriptor, 0, size)
+            with named(self.current.path):
+                os.posix_fallocate(self.current.descriptor, 0, size)
 
     def has_room(self, num_bytes: int, file_bytes: int) -> bool:
         """Return whether a file is open that is at most `file_bytes` long after `num_bytes` more."""
