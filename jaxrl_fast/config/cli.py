@@ -59,7 +59,8 @@ def run_command(
             return 2
         return act(ready) or 0
     except OSError as error:
-        if error.errno not in (*DISK_FULL_ERRNOS, *PERMISSION_ERRNOS) or blamed(error) is not None:
+        is_known = error.errno in (*DISK_FULL_ERRNOS, *PERMISSION_ERRNOS) or bool(remedy_of(error))
+        if not is_known or blamed(error) is not None:
             return _report(error)
         what = "written" if error.errno in DISK_FULL_ERRNOS else "opened"
         which = error.filename or "standard output or another file"

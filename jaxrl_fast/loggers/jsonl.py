@@ -1,5 +1,6 @@
 """Write records to metrics.jsonl."""
 
+import contextlib
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_fast.loggers.sinks import Record
+from jaxrl_fast.utils.files import atomic_write
 
 
 class JsonLines:
@@ -20,7 +22,8 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, size: int | None = None):
-        self.file = path.open("xb" if size is None or not path.exists() else "r+b", buffering=0)
+        self.path = path
+        self.file = path.open("x+b" if size is None or not path.exists() else "r+b", buffering=0)
         assert not size or path.stat().st_size >= size, "the file is shorter than `size`"
         self.size = self.file.truncate(size or 0)
         self.waiting = b""
@@ -37,6 +40,18 @@ class JsonLines:
         self._write_waiting()
         os.fsync(self.file.fileno())
         return self.size
+
+    def restore(self) -> bool:
+        """Write the file again if it has been deleted, moved or replaced. Return whether it was."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self.file.fileno()), self.path.stat()):
+                return False
+        self.file.seek(0)
+        with atomic_write(self.path) as aside:
+            aside.write_bytes((self.file.readall() or b"")[: self.size])
+        self.file.close()
+        self.file = self.path.open("r+b", buffering=0)
+        return True
 
     def close(self) -> None:
         """Write the remaining lines and close the file."""

@@ -46,8 +46,9 @@ class CheckpointManager:
 
     @property
     def last(self) -> Path | None:
-        """Return the newest checkpoint that is on the disk."""
-        return self.writer.last
+        """Return the newest checkpoint, if it is still on the disk."""
+        last = self.writer.last
+        return last if last is not None and last.is_dir() else None
 
     @property
     def num_saved(self) -> int:
@@ -100,7 +101,7 @@ class CheckpointManager:
         """
         self.throttle.ready()
         folder = self.writer.folder(env_steps)
-        if self.writer.last == folder:
+        if self.last == folder:
             if score is not None:
                 self.writer.mark(folder, score)
             return None

@@ -1,5 +1,7 @@
 """Write a run's records to every sink while it trains, and its summary and curve at the end."""
 
+import errno
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from jaxrl_fast.runs import files
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.files import replace
 
 
 class RunLogger:
@@ -22,7 +25,8 @@ class RunLogger:
 
         A logging service identifies a resumed run by the id in config.yaml.
         """
-        options, folder = plan.settings.options, plan.folder
+        self.plan, options, folder = plan, plan.settings.options, plan.folder
+        self.config = (folder / paths.CONFIG).read_text(encoding="utf-8")
         self.lines = jsonl.JsonLines(folder / paths.METRICS, size)
         self.sinks: list[sinks.Sink] = [self.lines]
         for service in dict.fromkeys(options.loggers):
@@ -44,16 +48,59 @@ class RunLogger:
                 self._give_up(sink, error)
 
     def sync(self) -> int | None:
-        """Return the size of metrics.jsonl once all lines are on the disk; None if there was no space for some."""
+        """Return the size of metrics.jsonl once all lines are on the disk; None if there was no space for some.
+
+        If the folder or one of these files has been deleted or moved, they are written again, with a warning.
+
+        Raises:
+            FileNotFoundError: If files of a replay went with the folder, without which the run cannot be resumed.
+        """
+        for lost in self._lost_replays():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(lost))
         try:
+            self.restore()
             return self.lines.sync()
         except OSError as error:  # a run cannot be resumed from lines that are missing
             self._give_up(self.lines, error)
             return None
 
+    def restore(self) -> None:
+        """Write the files again that a resumed run needs, but for checkpoints, if they are missing."""
+        folder, path = self.plan.folder, self.plan.folder / paths.CONFIG
+        is_gone, lost = not folder.is_dir(), []
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            replace(path, self.config)
+            lost.append(path)
+        if self.lines.restore():
+            lost.append(self.lines.path)
+        if is_gone:
+            self._move(folder)
+            what = "the folder was deleted or moved; it is written again, without older checkpoints"
+            lines = [f"{self.plan.shown(folder)}: {what}"]
+        else:
+            lines = [f"{self.plan.shown(file)}: was deleted or moved; written again" for file in lost]
+        for line in lines:
+            warnings.warn(line)
+
+    def _lost_replays(self) -> list[Path]:
+        """Return the folders of a replay's files that are missing."""
+        folders = [self.plan.folder / resource.name for resource in self.plan.agent.learning.resources]
+        return [folder for folder in folders if not folder.is_dir()]
+
+    def _move(self, folder: Path) -> None:
+        """Lock the folder, which is new, and log to it."""
+        if self.plan.lock:
+            self.plan.lock.acquire(folder)
+        for i, sink in enumerate(self.sinks):
+            if isinstance(sink, tensorboard.TensorBoard):
+                sink.close()
+                self.sinks[i] = tensorboard.TensorBoard(folder)
+
     def closers(self) -> list[tuple[str, Callable[[], None]]]:
         """Return the name of each sink, and the function that closes it."""
-        return [(self._name(sink), sink.close) for sink in self.sinks]
+        first = [] if self._lost_replays() else [(paths.CONFIG, self.restore)]
+        return first + [(self._name(sink), lambda i=i: self.sinks[i].close()) for i, sink in enumerate(self.sinks)]
 
     def _give_up(self, sink: sinks.Sink, error: Exception) -> None:
         """Close a sink that cannot write. Records for metrics.jsonl are kept until there is space again."""

@@ -33,16 +33,18 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 
 @contextlib.contextmanager
 def advised(plan: Plan) -> Iterator[None]:
-    """Add the way to resume to an OSError in the context, if a file of a replay on disk cannot be written."""
+    """Add the way to resume to an OSError in the context that is about a replay's files."""
     folders = [plan.folder / resource.name for resource in plan.agent.learning.resources]
     try:
         yield
     except OSError as error:
         path = Path(str(error.filename))
-        if path.parent in folders:
+        if path in folders or path.parent in folders:
             error.filename = str(plan.shown(path))
+            is_lost = isinstance(error, FileNotFoundError)
+            first = "the run's folder was deleted or moved: move it back" if is_lost else "make space"
             again = files.resume_command(plan.folder, plan.place)
-            add_remedy(error, f"make space, then continue from the last checkpoint with {again}")
+            add_remedy(error, f"{first}, then continue from the last checkpoint with {again}")
         raise
 
 

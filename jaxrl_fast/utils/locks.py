@@ -21,6 +21,11 @@ class Lock:
     descriptor = -1
 
     def __init__(self, folder: Path):
+        self.acquire(folder)
+
+    def acquire(self, folder: Path) -> None:
+        """Lock this folder, and release the one before."""
+        self.release()
         self.descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             import fcntl

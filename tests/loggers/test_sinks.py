@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from jaxrl_fast.config import load
 from jaxrl_fast.loggers import jsonl, sinks, tensorboard, trackers
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 from jaxrl_fast.training import run_logger, summary
+from jaxrl_fast.utils import locks
 from tests.helpers import RECORD
 
 pytestmark = pytest.mark.unit
@@ -32,6 +34,20 @@ def test_json_lines_never_overwrites_file(tmp_path):
     jsonl.JsonLines(tmp_path / "metrics.jsonl").close()
     with pytest.raises(FileExistsError):
         jsonl.JsonLines(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.rename(path.with_name("moved"))])
+def test_json_lines_restores_lost_file(lose, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = jsonl.JsonLines(path)
+    sink.write([RECORD])
+    assert not sink.restore()
+    lose(path)
+    sink.write([RECORD | {"seed": 1}])
+    assert sink.restore() and not sink.restore()
+    sink.write([RECORD | {"seed": 2}])
+    sink.close()
+    assert [json.loads(text)["seed"] for text in path.read_text().splitlines()] == [0, 1, 2]
 
 
 def test_tags_are_cleanrl_names_and_seed_means():
@@ -108,3 +124,33 @@ def test_tracker_resumes_same_run(service, monkeypatch, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.yaml").write_text("meta: {num_shards: 1}")
     assert open_run("old", resume="old") == open_run("old", resume="old")
+
+
+def test_lost_folder_gets_configuration_records_and_lock_at_next_save(tmp_path, capsys):
+    space, folder = types.SimpleNamespace, tmp_path / "run"
+    folder.mkdir()
+    plan = space(
+        settings=load.from_command_line(["ppo", "--loggers", "none"]),
+        folder=folder,
+        agent=space(learning=space(resources=())),
+        lock=locks.Lock(folder),
+        shown=lambda path: path.relative_to(tmp_path),
+    )
+    (folder / "config.yaml").write_text("a: 1\n")
+    written = run_logger.RunLogger(plan)
+    written.write([RECORD])
+    size = written.sync()
+    folder.rename(tmp_path / "moved")
+    written.write([RECORD])
+    assert written.sync() == 2 * size and len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (folder / "config.yaml").read_text() == "a: 1\n"
+    warning = "warning: run: the folder was deleted or moved; it is written again, without older checkpoints\n"
+    assert capsys.readouterr().err == warning
+    with pytest.raises(BlockingIOError):
+        locks.Lock(folder)
+    locks.Lock(tmp_path / "moved").release()
+    (folder / "config.yaml").unlink()
+    for _, close in written.closers():
+        close()
+    assert capsys.readouterr().err == "warning: run/config.yaml: was deleted or moved; written again\n"
+    plan.lock.release()

@@ -723,6 +723,59 @@ def line_of(algo, folder):
     ]
 
 
+class At700:
+    """A callback that calls a function of the run's folder once, at step 700."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def on_record(self, records, state):
+        if records[0]["env_steps"] >= 700 and self.act:
+            act, self.act = self.act, None
+            act(state.folder)
+
+
+def move(folder):
+    folder.rename(folder.with_name("moved"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lose", "which"),
+    [
+        (shutil.rmtree, "run: the folder was deleted or moved; it is written again, without older checkpoints"),
+        (move, "run: the folder was deleted or moved; it is written again, without older checkpoints"),
+        (lambda folder: (folder / "config.yaml").unlink(), "run/config.yaml: was deleted or moved; written again"),
+        (lambda folder: move(folder / "metrics.jsonl"), "run/metrics.jsonl: was deleted or moved; written again"),
+    ],
+)
+def test_lost_files_are_written_again_at_next_save(lose, which, tmp_path, unbroken, capsys):
+    """All records and the configuration are there, so the run resumes. So does a folder that was moved."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    fit(folder, callbacks=[At700(lose)], loggers=["tensorboard"])
+    assert capsys.readouterr().err == f"warning: {tmp_path}/{which}\n"
+    same(folder, unbroken("pqn"))
+    assert [*folder.glob("events*")]
+    assert fit(folder, resume=str(folder), total_steps=1800).summary["status"] == "done"
+    if moved.exists():
+        fit(folder, resume=str(moved))
+        same(moved, unbroken("pqn"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["host", "disk"])
+def test_run_ends_if_files_of_replay_are_moved(storage, tmp_path):
+    """Moved back, it resumes."""
+    folder, replay = tmp_path / "run", dict(size=512, storage=storage)
+    with pytest.raises(FileNotFoundError) as ended:
+        fit(folder, "dqn", replay=replay, eval_every=0, callbacks=[At700(move)])
+    assert not folder.exists()
+    first = "; the run's folder was deleted or moved: move it back, then continue from the last checkpoint with"
+    assert remedy_of(ended.value) == f"{first} python -m jaxrl_fast.train --resume {folder}"
+    (tmp_path / "moved").rename(folder)
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+
+
 FULL_DISK = """
 import resource, signal, sys
 from jaxrl_fast import train
