@@ -25,6 +25,7 @@ from jaxrl_fast.utils.random import key_of_seed
 class Trained(NamedTuple):
     """A trained policy of one seed: a `Policy`, or a `RecurrentPolicy` if the agent has a memory.
 
+    If only the exploration noise depends on earlier steps (ou, gsde), it is a `CorrelatedPolicy`.
     With several players, `policies["left"]` is the policy of the player "left".
     """
 
@@ -78,8 +79,9 @@ def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy |
     exploit = jax.jit(lambda state, given, carry: greedy(agent, state, seen(env, given), carry))
     explore = jax.jit(lambda state, given, *rest: exploring(agent, num_envs, state, seen(env, given), *rest))
     decide = Decide(env, partial(exploit, state), partial(explore, state))
-    has_memory = any(remembers(agent, agent.exploit, state, env.spec.obs))
-    return (RecurrentPolicy if has_memory else Policy)(decide, partial(initial_carry, agent))
+    has_memory, has_noise = (any(remembers(agent, act, state, env.spec.obs)) for act in (agent.exploit, agent.explore))
+    kind = RecurrentPolicy if has_memory else CorrelatedPolicy if has_noise else Policy
+    return kind(decide, partial(initial_carry, agent))
 
 
 def _refuse(names: tuple[str, ...], *given: Any, **options: Any) -> Array:
@@ -146,6 +148,32 @@ class RecurrentPolicy:
         memory = jax.tree.map(lambda x: x[None], memory) if is_one else memory
         result = self._decide(batch, memory, key, explore)
         return jax.tree.map(lambda x: x[0], result) if is_one else result
+
+
+@dataclass(frozen=True)
+class CorrelatedPolicy(RecurrentPolicy):
+    """A policy without memory whose exploration noise lasts for several steps, such as ou and gsde.
+
+    `policy(obs)` is the greedy action, as for `Policy`. As in training, exploration remembers its noise:
+    `action, memory = policy(obs, memory, key, explore=True)`, from `initial_memory()` at the start of an episode.
+    """
+
+    def __call__(  # type: ignore[override]
+        self, obs: PyTree, memory: PyTree = None, key: Key | None = None, explore: bool = False, mask: Any = None
+    ) -> Array | tuple[Array, PyTree]:
+        """Return the action for one observation or for each of a batch, and the next memory if one is given.
+
+        Raises:
+            ValueError: As for `RecurrentPolicy`, and if `explore` lacks the memory.
+        """
+        if memory is None and not explore:
+            return Policy(self._decide, self._initial)(obs, mask=mask)
+        if memory is None or isinstance(memory, jax.Array) and jnp.issubdtype(memory.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                "policy: explore=True requires the memory of the exploration noise, which lasts for several steps, got "
+                "none; pass memory=policy.initial_memory() in the first step, then what the last call returned"
+            )
+        return super().__call__(obs, memory, key, explore, mask)
 
 
 class Decide(NamedTuple):

@@ -21,9 +21,10 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from PIL import Image
 
 import jaxrl_fast
-from jaxrl_fast import evaluate
+from jaxrl_fast import envs, evaluate
 from jaxrl_fast import video as video_
-from jaxrl_fast.evaluation import episodes, inputs, render, saved_run, video
+from jaxrl_fast.config import load
+from jaxrl_fast.evaluation import episodes, inputs, policy, render, saved_run, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
@@ -117,6 +118,61 @@ def test_policy_explore_requires_key_and_matches_training(two):
     action = np.asarray(trained.policy(obs, jax.random.key(0), explore=True))
     assert abs((action == trained.policy(obs[0])).mean() - 3 / 4) < 5 * np.sqrt(3 / 16 / 601)
     assert (action != trained.policy(obs, jax.random.key(1), explore=True)).any()
+
+
+EXPLORE = {"env": "Pendulum-v1", "num_envs": 4, "hidden_sizes": [8], "eval_episodes": 4, "log_level": "quiet"}
+
+
+def explored(policy, obs, num_steps):
+    """Return the differences [num_steps, B] of exploring actions from greedy ones, in the environment's scale."""
+    memory, found = policy.initial_memory(len(obs)), []
+    for i in range(num_steps):
+        action, memory = policy(obs, memory, jax.random.key(i), explore=True)
+        found.append(np.asarray(action - policy(obs))[:, 0])
+    return np.stack(found)
+
+
+@pytest.mark.slow
+def test_exploring_policy_remembers_correlated_noise(tmp_path):
+    """Ornstein-Uhlenbeck noise starts at 0 and has standard deviation 0.06 sqrt(1 - 0.85^(2k)) after k steps.
+
+    Pendulum's torque is in [-2, 2]. Without memory each step would have that of the first one.
+    """
+    run = jaxrl_fast.fit(
+        algo="ddpg",
+        noise={"kind": "ou", "theta": 0.15, "std": 0.06},
+        learning_starts=64,
+        batch_size=16,
+        total_steps=128,
+        loggers=(),
+        run_dir=str(tmp_path / "run"),
+        **EXPLORE,
+    )
+    policy, obs = jaxrl_fast.load(run, which="last").policy, np.zeros((4096, 3), np.float32)
+    for given in ((jax.random.key(0),), (None, jax.random.key(0))):
+        with pytest.raises(
+            ValueError, match=r"^policy: explore=True requires the memory .*pass memory=policy.initial_"
+        ):
+            policy(obs, *given, explore=True)
+    noise = explored(policy, obs, 6)
+    wanted = 2 * 0.06 * np.sqrt(1 - 0.85 ** (2 * np.arange(1, 7)))
+    np.testing.assert_allclose(noise.std(1), wanted, rtol=5 / np.sqrt(2 * 4096))  # five standard errors
+    assert np.corrcoef(noise[4], noise[5])[0, 1] == pytest.approx(0.85 * wanted[4] / wanted[5], abs=0.03)
+    one, memory = policy(obs[0], policy.initial_memory(), jax.random.key(0), explore=True)
+    assert one.shape == (1,) and policy(obs[0]).shape == (1,) and policy(obs[0], memory)[0] == policy(obs[0])
+
+
+def test_exploring_policy_remembers_noise_of_gsde():
+    """The noise is a function of the observation, another one in each environment, drawn again after 3 steps."""
+    gsde = {"kind": "gsde", "sample_freq": 3, "log_std_init": -3.0}
+    settings = load.from_keywords(None, "ppo", policy=gsde, **EXPLORE)
+    env = envs.make("Pendulum-v1", 1)
+    agent = saved_run._agent(settings, env, 1)
+    made = policy.policy_of(env, 4, agent.policy_state(agent.init(jax.random.key(0))), agent)
+    noise = explored(made, np.full((64, 3), 0.5, np.float32), 6)
+    for i in (0, 3):
+        np.testing.assert_allclose(noise[i + 1 : i + 3], noise[[i, i]], rtol=1e-4, atol=1e-6)
+    assert np.abs(noise[3] - noise[0]).min() > 1e-6 and len(np.unique(noise[0])) == 64
 
 
 @pytest.mark.slow
