@@ -240,7 +240,10 @@ def finalize(
 
 
 def gradient_step(context: Context, learner: Learner, batch: Batch) -> tuple[Learner, tuple[Metrics, Array]]:
-    """Make one gradient step. Once the KL divergence exceeds its limit, this and later steps are discarded."""
+    """Make one gradient step. Once the KL divergence exceeds its limit, this and later steps are discarded.
+
+    The first discarded step still changes an adaptive learning rate: its divergence shows that the rate is too high.
+    """
     config, schedule = context.config, context.config.schedule
     params, optimizer, stopped, lr_scale = learner
     tried = ~stopped

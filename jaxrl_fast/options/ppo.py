@@ -31,7 +31,8 @@ class PPO(algorithm.OnPolicy):
     normalize_advantage: bool = option(True, "Standardize advantages in each minibatch.")
     target_kl: float | None = option(
         None,
-        "Skip the remaining gradient steps of an update once its approximate KL exceeds 1.5 times this. none: never.",
+        "Skip the remaining gradient steps of an update once its approximate KL exceeds 1.5 times this. none: never. "
+        "With schedule kl, the first skipped step still changes the learning rate.",
         bounds=POSITIVE,
         traced=True,
     )

@@ -596,14 +596,26 @@ def test_npz_rejects_policy_with_memory():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algo", "options", "got"),
-    [("ddpg", {"noise": "ou"}, "noise ou"), ("ppo", {"policy": "gsde"}, "policy gsde")],
+    ("algo", "options", "got", "fits"),
+    [
+        ("ddpg", {"noise": "ou"}, "noise ou", ["stablehlo", "onnx"]),
+        ("ppo", {"policy": "gsde"}, "policy gsde", ["stablehlo"]),
+    ],
 )
-def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
+def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got, fits):
+    """The remedy names the formats that take this noise."""
     saved = untrained(envs.make("Pendulum-v1", 1), algo, hidden_sizes=[4], **options)
     assert numpy_mlp.write(saved, function.make(saved, False))
-    with pytest.raises(ValueError, match=rf"cannot sample with noise that lasts for several steps, got {got}; use "):
+    with pytest.raises(
+        ValueError, match=rf"cannot sample with noise that lasts for several steps, got {got}; use {' or '.join(fits)}$"
+    ):
         numpy_mlp.write(saved, function.make(saved, True))
+    for to in ("stablehlo", "onnx"):
+        if to in fits:
+            _build(saved, Options(to=to, sampled=True), Path("out"))
+        else:
+            with pytest.raises(ValueError, match=f"^to {to}: sampled needs noise of real numbers, .*; use stablehlo"):
+                _build(saved, Options(to=to, sampled=True), Path("out"))
 
 
 @pytest.mark.slow

@@ -138,6 +138,11 @@ def remembered(function: PolicyFunction, name: str) -> list[Input]:
     ]
 
 
+def takes_numbers(function: PolicyFunction) -> bool:
+    """Return whether random numbers may be inputs of the policy, rather than a PRNG key for some of them."""
+    return all(jnp.issubdtype(one.spec.dtype, jnp.floating) for one in function.noise)
+
+
 def named(given: PolicyInput) -> dict[str, Any]:
     """Return the arrays of an input by name: "obs", or "obs_" and the path of each part, and "action_mask"."""
     found: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.spaces import MAX_BYTE, describe_obs
-from jaxrl_fast.evaluation.export.function import PolicyFunction, named
+from jaxrl_fast.evaluation.export.function import PolicyFunction, named, takes_numbers
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.networks import reading
 from jaxrl_fast.options.algorithm import ActorCritic
@@ -33,35 +33,43 @@ NUM_SAMPLES = 256  # observations by which the encoding is recognized
 Arrays = dict[str, np.ndarray]
 
 
+class Unsupported(ValueError):
+    """Numpy alone does not compute this policy."""
+
+
 def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
     """Return the arrays of policy.npz and the content of policy.py.
 
     Raises:
         ValueError: If the network is not an MLP of a built-in algorithm on one array.
     """
+    try:
+        return _write(saved, function)
+    except Unsupported as error:
+        others = "stablehlo or onnx" if takes_numbers(function) else "stablehlo"
+        raise ValueError(f"to npz: {error}; use {others}") from None
+
+
+def _write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
     config = saved.settings.agent
     if saved.settings.algo not in NETWORKS:
-        raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
+        raise Unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
     if not hasattr(function.given.obs, "shape"):
-        raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.given.obs))}")
+        raise Unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.given.obs))}")
     if function.memory and not config.has_memory:
         of_noise = "noise ou" if isinstance(config, ActorCritic) else "policy gsde"
-        raise _unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
+        raise Unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
     if function.memory:
-        raise _unsupported("needs a policy without memory, got one with a memory")
+        raise Unsupported("needs a policy without memory, got one with a memory")
     if config.network.kind == "simba":
-        raise _unsupported("needs network mlp, got simba")
+        raise Unsupported("needs network mlp, got simba")
     if (dtype := config.network.compute_dtype) != "float32":
-        raise _unsupported(f"needs compute_dtype float32, got {dtype}")
+        raise Unsupported(f"needs compute_dtype float32, got {dtype}")
     if function.noise and getattr(config, "noisy", False):
-        raise _unsupported("cannot sample from noisy layers, got noisy true")
+        raise Unsupported("cannot sample from noisy layers, got noisy true")
     arrays = _layers(saved)
     lines = [*_read(saved, function, arrays), *_network(config, arrays), *_decide(saved, function, arrays)]
     return arrays, "\n".join([*_head(saved, function, arrays), *(f"    {line}" for line in lines), ""])
-
-
-def _unsupported(problem: str) -> ValueError:
-    return ValueError(f"to npz: {problem}; use stablehlo or onnx")
 
 
 def _layers(saved: SavedRun) -> Arrays:
@@ -82,7 +90,7 @@ def _layers(saved: SavedRun) -> Arrays:
         elif part in heads and rest in ("kernel", "bias"):
             found[f"{heads[part]}.{rest}"] = x
         elif not re.match(IGNORED, name):
-            raise _unsupported(f"needs a network of dense layers (mlp), got the parameter {name}")
+            raise Unsupported(f"needs a network of dense layers (mlp), got the parameter {name}")
     return found
 
 
@@ -127,7 +135,7 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
         if scale != 1:
             yield f"x = x / np.float32({scale})"
     else:
-        raise _unsupported(f"needs observations as vectors or as states 0, 1, ..., got {describe_obs(obs)}")
+        raise Unsupported(f"needs observations as vectors or as states 0, 1, ..., got {describe_obs(obs)}")
     stats = getattr(getattr(saved.learners, "learner", saved.learners), "observations", None)
     if stats is not None:
         arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
@@ -161,7 +169,7 @@ def _network(config: Any, arrays: Arrays) -> Iterator[str]:
         yield from (f"for name in [{names}]:", "    x = hidden(x, name)")
     head = value_distributions.head_of(config.value if isinstance(config, DQN) else Mean(kind="mean"))
     if isinstance(head, value_distributions.CustomHead):
-        raise _unsupported("needs value mean, c51 or quantile, got a custom one")
+        raise Unsupported("needs value mean, c51 or quantile, got a custom one")
     shape = f".reshape(len(x), -1, {head.num})" if head.kind != "mean" else ""
     if "advantage.kernel" in arrays:
         assert count("value_hidden") == count("advantage_hidden") == 1
@@ -228,7 +236,7 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
         yield "x = np.tanh(x)" if squashes(config.policy) else "x = np.clip(x, -1, 1)"
         return
     if sampled and saved.env_steps < (start := config.first_learning(saved.settings.options.num_envs)):
-        raise _unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
+        raise Unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
     if algo == "sac":
         from jaxrl_fast.agents.sac import LOG_STD
 

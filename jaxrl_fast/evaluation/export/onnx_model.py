@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import onnx
 from jax import ShapeDtypeStruct, export
 from jax.extend import core
 from onnx import helper
 
 from jaxrl_fast import kernels
-from jaxrl_fast.evaluation.export.function import PolicyFunction, named, remembered
+from jaxrl_fast.evaluation.export.function import PolicyFunction, named, remembered, takes_numbers
 from jaxrl_fast.evaluation.export.onnx_graph import BATCH, Graph, Value, type_of
 from jaxrl_fast.evaluation.export.onnx_ops import OPS
 
@@ -34,7 +33,7 @@ def serialize(function: PolicyFunction) -> bytes:
     Raises:
         ValueError: If an operation of the policy has no counterpart in `onnx_ops`.
     """
-    if not all(jnp.issubdtype(one.spec.dtype, jnp.floating) for one in function.noise):
+    if not takes_numbers(function):
         raise ValueError("to onnx: sampled needs noise of real numbers, got PRNG keys; use stablehlo")
     (num_rows,) = export.symbolic_shape(BATCH)
     wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
