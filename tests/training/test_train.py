@@ -24,6 +24,7 @@ from gymnax.environments import spaces
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
+from jaxrl_fast import __main__ as commands
 from jaxrl_fast import evaluate, train, video
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import __main__ as envs_command
@@ -558,7 +559,8 @@ ODD_PLACES = {
     "no words but ASCII": ("-c 'from jaxrl_fast.config import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
     "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     train an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"jaxrl_fast {jaxrl_fast.__version__}, jax {jax.__version__}\n"),
-    "a blank for a dot": ("-m jaxrl_fast train", 2, "error: unknown argument 'train'; use python -m jaxrl_fast.train"),
+    "a blank for a dot": ("-m jaxrl_fast train --seed x", 2, "error: seed: must be a whole number"),
+    "a blank for the dot of a package": ("-m jaxrl_fast sweep --sede 1", 2, "error: sede: unknown option; did you mean seed"),
     "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
 }
 
@@ -575,6 +577,14 @@ def test_unusual_invocations_print_expected_line(words, status, said):
     )
     assert ended.returncode == status and said in (ended.stderr if status else ended.stdout)
     assert ended.stderr.count("\n") == (status != 0)
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_every_command_runs_after_a_blank(name, capsys):
+    """The help is that of the command itself."""
+    with pytest.raises(SystemExit) as ended:
+        commands.main([name, "--help"])
+    assert not ended.value.code and f"python -m jaxrl_fast.{name} " in capsys.readouterr().out
 
 
 def test_interrupted_command_prints_nothing_and_ends_by_the_signal():
