@@ -254,8 +254,8 @@ def is_installed(backend: str) -> bool:
 
 def _not_installed(backend: str) -> str:
     """Return a sentence about a missing backend."""
-    package = f'"jaxrl_fast[{EXTRAS[backend]}]"' if backend in EXTRAS else backend
-    return f"{backend} is not installed; pip install {package}"
+    command = importing.install(EXTRAS[backend]) if backend in EXTRAS else f"pip install {backend}"
+    return f"{backend} is not installed; {command}"
 
 
 def module_name(backend: str) -> str:

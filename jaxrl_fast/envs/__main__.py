@@ -10,6 +10,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.config import cli
 from jaxrl_fast.options.declare import option
 from jaxrl_fast.utils import devices, formatting
+from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
@@ -73,7 +74,7 @@ def suites() -> Iterator[str]:
         yield f"suites: {', '.join(installed)}; {USAGE.program} {installed[0]}/ lists one"
     absent = [suite for suite in envs.SUITES if suite not in installed]
     if absent:
-        yield f'suites that are not installed: {", ".join(absent)}; pip install "jaxrl_fast[{absent[0]}]" installs one'
+        yield f"suites that are not installed: {', '.join(absent)}; {install(absent[0])} installs one"
 
 
 def act(ready: tuple[dict[str, list[str]], Options]) -> None:

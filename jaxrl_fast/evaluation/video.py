@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_fast.options.declare import MAX_INDEX, SIZE, Bounds, option
 from jaxrl_fast.utils import files
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.importing import install
 
 PAUSE_S = 0.8  # at the end of an episode
 NAME = "video.gif"  # in the run's folder
@@ -76,7 +77,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     elif folder.is_dir():
         files.check_writable(files.new_file(folder / NAME))
     if options.out.lower().endswith(".mp4") and not has_ffmpeg():
-        raise ValueError(f'out {options.out}: MP4 requires imageio-ffmpeg; pip install "jaxrl_fast[video]" or use .gif')
+        raise ValueError(f"out {options.out}: MP4 requires imageio-ffmpeg; {install('video')} or use .gif")
     from jaxrl_fast.evaluation import render, saved_run
     from jaxrl_fast.evaluation.render.frames import enlarge
 

@@ -7,6 +7,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.utils.importing import install
+
 TIMEOUT_MIN = 24 * 60  # default time limit of a job
 FOLDER = "slurm"  # submitit's files, in the sweep's folder
 
@@ -14,7 +16,7 @@ FOLDER = "slurm"  # submitit's files, in the sweep's folder
 def check(options: Mapping[str, Any]) -> None:
     """Raise ValueError if submitit or sbatch is missing, or submitit rejects the options."""
     if util.find_spec("submitit") is None:
-        raise ValueError('launcher slurm: submitit is not installed; pip install "jaxrl_fast[slurm]"')
+        raise ValueError(f"launcher slurm: submitit is not installed; {install('slurm')}")
     if shutil.which("sbatch") is None:
         raise ValueError("launcher slurm: sbatch was not found; run it on a machine that can submit jobs")
     with tempfile.TemporaryDirectory() as folder:

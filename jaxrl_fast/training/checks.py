@@ -9,6 +9,7 @@ from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options.declare import options_of, value_of
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.parsing import parse_period
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def check_services(options: Options) -> None:
     """Raise ValueError if a requested logging service is not installed."""
     for service in options.loggers:
         if service != "tensorboard" and util.find_spec(service) is None:
-            raise ValueError(f'loggers: {service} is not installed; pip install "jaxrl_fast[{service}]"')
+            raise ValueError(f"loggers: {service} is not installed; {install(service)}")
 
 
 def check_devices(options: Options) -> None:

@@ -18,6 +18,7 @@ from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory
 from jaxrl_fast.types import Agent, Env
 from jaxrl_fast.utils import files
+from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.memory import format_bytes, host_free_bytes
 from jaxrl_fast.utils.warnings import warn
 
@@ -123,7 +124,8 @@ def _compression(config: Any, env: Env) -> bool:
         return False
     of_bytes = all(x.dtype.itemsize == 1 for x in jax.tree.leaves(env.spec.obs))
     if config.replay.compression == "zstd" and not codec.is_installed():
-        raise ValueError(f"replay.compression: {codec.PACKAGE} is not installed, got zstd; use none or {codec.EXTRA}")
+        remedy = f"use none or {install('replay')}"
+        raise ValueError(f"replay.compression: {codec.PACKAGE} is not installed, got zstd; {remedy}")
     if config.replay.compression == "zstd" and not of_bytes:
         warn("replay.compression: observations are not bytes, got zstd; none is used")
     return of_bytes and codec.is_installed()

@@ -4,10 +4,12 @@ import importlib
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from jaxrl_fast.utils.errors import where
+from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.parsing import nearest
 
 FLAX_FIELDS = ("parent", "name")  # fields of every flax module, in addition to its arguments
@@ -58,6 +60,14 @@ def name_of(env: Any) -> str:
     is_named = hasattr(named, "__qualname__") and hasattr(named, "__module__")  # a generator has no module
     named = named if is_named else type(named)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs the packages of an extra, in place if this is a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        return f'pip install "jaxrl_fast[{extra}]"'
+    return f'pip install -e "{"." if root == current_folder() else root}[{extra}]"'
 
 
 def describe(value: Any) -> str:

@@ -20,6 +20,7 @@ from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnax.batch import step_keys
 from jaxrl_fast.rl import distributions
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
+from jaxrl_fast.utils.importing import install
 from tests.helpers import own_apis, slow
 
 IN_CI = ("pgx",)
@@ -349,7 +350,7 @@ def test_missing_suite_error_names_pip_extra(suite, monkeypatch):
     monkeypatch.setattr(envs, "is_installed", lambda backend: backend not in envs.SUITES)
     with pytest.raises(ValueError) as caught:
         envs.make(f"{suite}/anything", 2)
-    assert str(caught.value) == f'{suite} is not installed; pip install "jaxrl_fast[{envs.EXTRAS[suite]}]"'
+    assert str(caught.value) == f"{suite} is not installed; {install(envs.EXTRAS[suite])}"
 
 
 @pytest.mark.parametrize("suite", [suite for suite in envs.SUITES if envs.is_installed(suite)])

@@ -7,6 +7,7 @@ rules of `types.TimeStep`.
 import functools
 import itertools
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
 from jaxrl_fast.types import Agent, Box, Decision, Discrete, Learning, PolicyInput, Transition
+from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.memory import nbytes
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
@@ -501,10 +503,10 @@ def test_train_command_rejects_invalid_options_in_one_line_without_files(line, w
 
 def test_missing_envpool_error_names_pip_extra(monkeypatch):
     monkeypatch.setattr(envs, "is_installed", lambda backend: backend != "envpool")
-    with pytest.raises(ValueError, match=r'envpool is not installed; pip install "jaxrl_fast\[atari\]"'):
+    missing = re.escape(f"envpool is not installed; {install('atari')}")
+    with pytest.raises(ValueError, match=missing):
         envs.make("envpool/Pong-v5", 2)
-    install = r' \(envpool is not installed; pip install "jaxrl_fast\[atari\]"\); '
-    with pytest.raises(ValueError, match=f"^unknown environment 'Pong-v5'{install}"):
+    with pytest.raises(ValueError, match=rf"^unknown environment 'Pong-v5' \({missing}\); "):
         envs.make("Pong-v5", 2)
 
 

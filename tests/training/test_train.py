@@ -560,7 +560,11 @@ ODD_PLACES = {
     "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     train an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"jaxrl_fast {jaxrl_fast.__version__}, jax {jax.__version__}\n"),
     "a blank for a dot": ("-m jaxrl_fast train --seed x", 2, "error: seed: must be a whole number"),
-    "a blank for the dot of a package": ("-m jaxrl_fast sweep --sede 1", 2, "error: sede: unknown option; did you mean seed"),
+    "a blank for the dot of a package": (
+        "-m jaxrl_fast sweep --sede 1",
+        2,
+        "error: sede: unknown option; did you mean seed",
+    ),
     "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
 }
 

@@ -21,6 +21,7 @@ from jaxrl_fast.types import EnvSpec, PyTree
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.devices import num_cores
 from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.parsing import nearest, one_line
 
 warnings.filterwarnings("ignore", ".*precision lowered by casting")  # from gymnasium, about the bounds of a Box
@@ -212,7 +213,7 @@ def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
         return envpool.make_spec(name, **config)
     except Exception as error:  # families without a library, or with a bad option, may raise anything
         if family(name) == qt.PROCGEN_FAMILY and isinstance(error, (ImportError, OSError)):
-            remedy = 'Procgen requires Qt 5.15, from pip install "jaxrl_fast[procgen]", and libGL and glib'
+            remedy = f"Procgen requires Qt 5.15, from {install('procgen')}, and libGL and glib"
             raise ValueError(f"{env_id} cannot be made: {remedy} ({error.__cause__ or error})") from error
         raise ValueError(f"{env_id} cannot be made: {why(error)}") from error
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.options.declare import MAX_INDEX, Bounds, option
 from jaxrl_fast.utils import files
+from jaxrl_fast.utils.importing import install
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def _check_packages(to: str) -> None:
     needed = {"stablehlo": ["flatbuffers"], "onnx": ["onnx", "onnxruntime"], "npz": []}[to]
     missing = [name for name in needed if util.find_spec(name) is None]
     if missing:
-        install = '"jaxrl_fast[onnx]"' if to == "onnx" else " ".join(missing)
-        raise ValueError(f"to {to}: needs {' and '.join(missing)}, got no such package; pip install {install}")
+        command = install("onnx") if to == "onnx" else f"pip install {' '.join(missing)}"
+        raise ValueError(f"to {to}: needs {' and '.join(missing)}, got no such package; {command}")
 
 
 def _build(saved: Any, options: Options, out: Path) -> Export:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LEVEL = 1  # higher levels save a few percent, and take many times as long
-PACKAGE, EXTRA = "zstandard", 'pip install "jaxrl_fast[replay]"'
+PACKAGE = "zstandard"
 
 
 class Codec(NamedTuple):
