@@ -1,5 +1,6 @@
 """Read files of options: presets, and the config.yaml of a run."""
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from jaxrl_fast.config.paths import CONFIG, check_format
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.sources import PROGRAM, Setting, from_mapping, join_names
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.formatting import counted, short_number
 from jaxrl_fast.utils.parsing import nearest
 
 YAML_NUMBERS = {
@@ -21,9 +23,29 @@ PLAIN_WORDS = (*YAML_NUMBERS, "tag:yaml.org,2002:timestamp")  # types that are n
 
 def shipped() -> dict[str, Path]:
     """Return the presets of the package by name."""
+    return {path.stem: path for path in sorted(_folder().glob("*.yaml"))}
+
+
+def published_file() -> Path:
+    """Return the file with the outcomes of the published trainings of presets, by benchmarks/published.py."""
+    return _folder() / "published.json"
+
+
+def warnings(preset: str, threshold: float | None, total_steps: int) -> tuple[str, ...]:
+    """Return a warning if none of the published seeds of a preset reached its threshold in so many steps."""
+    path = shipped().get(Path(preset).stem)
+    if path is None or preset != path.stem and Path(preset).resolve() != path.resolve():
+        return ()
+    row = json.loads(published_file().read_text(encoding="utf-8")).get(path.stem)
+    if row is None or row["solved"] or threshold != row["threshold"] or total_steps > row["env_steps"]:
+        return ()
+    problem = f"none of {counted(row['seeds'], 'published seed')} of {path.stem} reached {threshold:g}"
+    return (f"solved_threshold: {problem} in {short_number(row['env_steps'])} steps; train longer or lower it",)
+
+
+def _folder() -> Path:
     package = Path(__file__).parents[1]
-    folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), package)
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), package)
 
 
 def read_preset(name: str, given: Collection[str] = ()) -> list[Setting]:

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__
-from jaxrl_fast.config import paths
+from jaxrl_fast.config import paths, presets
 from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.options.algorithm import network_of
@@ -133,6 +133,9 @@ def _warn(plan: Plan) -> None:
             f"nothing will be learned: gradient steps begin after step {first}, but the run ends at step {last}"
         )
     found = *plan.settings.agent.warnings(num_envs), *plan.env.view.warnings, *plan.eval_env.view.warnings
+    options = plan.settings.options
+    if not options.resume:
+        found += presets.warnings(plan.settings.preset, options.solved_threshold, options.total_steps)
     for line in dict.fromkeys(found):
         warnings.warn(line)
 

@@ -876,6 +876,35 @@ def test_announce_warns_of_several_target_updates_per_update(options, is_told, c
     assert ("target.interval: the target is copied several times" in capsys.readouterr().err) == is_told
 
 
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("--config rainbow_minatar_asterix", True),
+        (f"--config {presets.shipped()['rainbow_minatar_asterix']} --seed 3", True),
+        ("--config rainbow_minatar_asterix --total-steps 2M", False),  # nobody has tried
+        ("--config rainbow_minatar_asterix --solved-threshold 3", False),
+        ("--config rainbow_minatar_asterix --env Breakout-MinAtar", False),
+        ("--config rainbow_cartpole", False),  # solved by all seeds
+        ("--config sac_walker2d", False),  # not published
+        ("ppo", False),
+    ],
+)
+def test_preset_warns_if_no_published_seed_has_solved_it(line, is_told):
+    settings = load.from_command_line(line.split())
+    options = settings.options
+    found = presets.warnings(settings.preset, options.solved_threshold, options.total_steps)
+    problem = "none of 5 published seeds of rainbow_minatar_asterix reached 15 in 500k steps"
+    assert found == (f"solved_threshold: {problem}; train longer or lower it",) * is_told
+
+
+@pytest.mark.slow
+def test_header_has_warning_of_unsolved_preset(capsys):
+    settings = load.from_command_line(["--config", "dqn_minatar_freeway"])
+    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
+    said = "warning: solved_threshold: none of 5 published seeds of dqn_minatar_freeway reached 58 in 3M steps; "
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_train_rejects_tracking_service_that_is_not_installed(service, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
