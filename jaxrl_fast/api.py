@@ -19,8 +19,10 @@ from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.importing import describe
 
 if TYPE_CHECKING:
+    from jaxrl_fast.evaluation.export.load import ExportedPolicy
     from jaxrl_fast.evaluation.policy import Trained
 
 
@@ -71,11 +73,14 @@ def load(
     which: Literal["best", "last"] = "best",
     env: Any = None,
     member: Mapping[str, Any] | str | Sequence[str] | None = None,
-) -> "Trained":
+) -> "Trained | ExportedPolicy":
     """Load a trained policy: `load("runs/mine").policy(obs)` is the action for an observation (see `policy.Trained`).
 
+    An exported policy is loaded from its folder or its file: `load("policies/walker/policy.onnx").policy(obs)`. It is
+    called as the policy of its run, and other arguments do not apply.
+
     Args:
-        run: The run or its folder.
+        run: The run or its folder, or an exported policy.
         seed: One of the run's seeds; by default the first.
         which: "best" for the checkpoint with the best mean evaluation over all seeds, "last" for the newest one.
         env: The training environment, if it cannot be made from its id.
@@ -86,11 +91,25 @@ def load(
     """
     from jaxrl_fast.evaluation import policy
 
+    if not isinstance(run, Run) and (exported := _exported(path_of(str(run)))) is not None:
+        others = {"seed": seed, "env": env, "member": member} | ({} if which == "best" else {"which": which})
+        for name, value in others.items():
+            if value is not None:
+                raise ValueError(f"{name}: an exported policy is complete, got {describe(value)}; leave it out")
+        return exported
     given = from_mapping({"member": {} if member is None else member})[0]
     values = convert(Option("member", dict[str, Any]), given)
     if isinstance(run, Run):
         return policy.load(run.folder, seed, which, run.env if env is None else env, values)
     return policy.load(path_of(str(run)), seed, which, env, values)
+
+
+def _exported(path: Path) -> "ExportedPolicy | None":
+    """Return the exported policy that a path means, or None for the folder of a run."""
+    from jaxrl_fast.evaluation.export import load
+
+    folder = load.folder_of(path)
+    return None if folder is None else load.load(folder)
 
 
 @dataclass(frozen=True, repr=False)

@@ -32,7 +32,7 @@ def published_file() -> Path:
 
 
 def warnings(preset: str, threshold: float | None, total_steps: int) -> tuple[str, ...]:
-    """Return a warning if none of the published seeds of a preset reached its threshold in so many steps."""
+    """Return a warning if no published seed of a preset reached its threshold in `total_steps` or more steps."""
     path = shipped().get(Path(preset).stem)
     if path is None or preset != path.stem and Path(preset).resolve() != path.resolve():
         return ()

@@ -42,13 +42,13 @@ def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool
     env_id, like = env.spec.id, raw_obs(env)
     structure: Any = jax.tree.structure(like)
     try:
-        leaves = [_array(x) for x in structure.flatten_up_to(_plain(obs))]
+        leaves = [array(x) for x in structure.flatten_up_to(plain(obs))]
     except ValueError:  # the structures differ
         leaves = []
     extra = {x.ndim - part.ndim if _fits(x, part) else None for x, part in zip(leaves, jax.tree.leaves(like))}
     if extra not in ({0}, {1}):
         is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(like, tuple)
-        shown = jax.tree.map(_array, _plain(obs), is_leaf=is_array)
+        shown = jax.tree.map(array, plain(obs), is_leaf=is_array)
         expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (like, shown))
         raise ValueError(
             f"obs: {env_id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
@@ -84,14 +84,14 @@ def _as_masks(env: Env, mask: Any, size: int | None) -> Any:
     return found
 
 
-def _array(x: Any) -> Any:
+def array(x: Any) -> Any:
     """Return a numpy array; a traced array is returned as it is, so that policies can be used under jit and vmap."""
     return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
-def _plain(obs: PyTree) -> PyTree:
+def plain(obs: PyTree) -> PyTree:
     """Return the observation with every mapping converted to a dictionary."""
-    return {name: _plain(part) for name, part in obs.items()} if isinstance(obs, Mapping) else obs
+    return {name: plain(part) for name, part in obs.items()} if isinstance(obs, Mapping) else obs
 
 
 def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:

@@ -34,9 +34,10 @@ class ReplayFiles(NamedTuple):
         """Return the most bytes at any time of a replay of `size` transitions: of all kept checkpoints together."""
         options, keep = self.options, self.options.keep_checkpoints
         group = BLOCK * options.num_envs
-        whole, new, file = (size + group) * self.kept, self._steps_between_saves() * self.kept, 0.0
+        whole, new, file = (size + group) * self.kept, self._steps_between_saves() * self.kept, 0
         if self.on_disk:  # rows begin within a file, and a new file may have its full length at once
-            old = file = file_bytes(-(-size // group) + 1, int(group * self.raw))
+            file = file_bytes(-(-size // group) + 1, int(group * self.raw))
+            old: float = file
         else:  # each save makes a file, and the oldest one has rows that have left the buffer
             old = 0 if size * self.kept <= new < math.inf else min(new, whole)
         newest = whole + keep * min(new, whole + file) + old + file

@@ -165,7 +165,7 @@ class _Space:
         """Return words about the files of a replay of this size and what decides it; "" if they fit on the disk."""
         if min(self._files_fit(on_disk=False), self._files_fit(on_disk=True)) >= size:
             return ""
-        num_bytes, options = format_bytes(self.files(on_disk=True).num_bytes(size)), self.options
+        num_bytes, options = format_bytes(int(self.files(on_disk=True).num_bytes(size))), self.options
         which = f"keep_checkpoints {options.keep_checkpoints} and save_every {options.save_every}"
         return f", {num_bytes} on disk with {which},"
 

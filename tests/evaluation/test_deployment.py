@@ -272,7 +272,9 @@ def test_policy_and_exports_play_episodes_of_evaluation(name, tmp_path):
     run, wanted = evaluated(options, tmp_path)
     assert play(options["env"](), policy_of(run)) == wanted
     for form in formats:
-        assert play(options["env"](), export_of(run.export(to=form), form)) == wanted, form
+        folder = run.export(to=form)
+        assert play(options["env"](), export_of(folder, form)) == wanted, form
+        assert play(options["env"](), policy_of(folder / f"policy.{form}")) == wanted, form
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs.wrappers.hide import hide
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, function, numpy_mlp, stablehlo, write
+from jaxrl_fast.evaluation.export import load as load_export
 from jaxrl_fast.kernels import build
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import fields_of, options_of, value_of
@@ -639,6 +640,111 @@ def test_stablehlo_supports_all_platforms_and_any_batch_size():
     assert str(exported.in_avals[0]) == "float32[b,4]"
     for num_rows in (1, 5):
         assert exported.call(np.zeros((num_rows, 4), np.float32)).shape == (num_rows,)
+
+
+# `load` of an exported policy
+
+
+@pytest.mark.parametrize("to", [slow("stablehlo"), "onnx", "npz"])
+def test_loaded_export_is_called_as_policy_of_run(to, tmp_path):
+    """One observation and a batch give the greedy actions of the run; `policy` is the same object."""
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    write(_build(saved, Options(to=to), tmp_path / "out"))
+    loaded = jaxrl_fast.load(tmp_path / "out")
+    assert loaded.policy is loaded and repr(loaded).startswith("ExportedPolicy(ppo on gymnax/CartPole-v1, greedy, ")
+    obs = np.random.default_rng(0).normal(size=(9, 4))
+    wanted = np.asarray(policy.greedy(saved.agent, saved.learners, PolicyInput(np.float32(obs)), ())[0])
+    assert len(set(wanted)) == 2
+    for given in (f"policy.{to}", "policy.json"):
+        act = jaxrl_fast.load(tmp_path / "out" / given).policy
+        assert np.asarray(act(obs)).tolist() == wanted.tolist()
+        assert act(obs[3].tolist()).shape == () and act(obs[3].tolist()) == wanted[3]
+    with pytest.raises(ValueError, match=r"^obs: gymnax/CartPole-v1 observes float32\[4\], got float64\[3\]"):
+        loaded(obs[0, :3])
+    with pytest.raises(ValueError, match=r"^mask: gymnax/CartPole-v1 has no action masks, got a mask"):
+        loaded(obs, mask=[True, True])
+    with pytest.raises(ValueError, match=r"^policy: this exported policy is greedy, got explore=True; pass explore=F"):
+        loaded(obs, jax.random.key(0), explore=True)
+    with pytest.raises(ValueError, match=r"^seed: an exported policy is complete, got 3; leave it out$"):
+        jaxrl_fast.load(tmp_path / "out", seed=3)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_loaded_sampled_export_draws_from_key(to, tmp_path):
+    """Of 4,000 equal observations, the share of an action is its probability, within five standard errors."""
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    write(_build(saved, Options(to=to, sampled=True), tmp_path / "out"))
+    act, obs = jaxrl_fast.load(tmp_path / "out").policy, np.full((4000, 4), 0.3, np.float32)
+    pi = saved.agent.explore(saved.learners, PolicyInput(obs[:1]), (), np.zeros((1, 2), np.float32)).extras
+    chance = float(jax.nn.softmax(pi.logits)[0, 1])
+    found = np.asarray(act(obs, jax.random.key(0), explore=True))
+    assert found.mean() == pytest.approx(chance, abs=5 * np.sqrt(chance * (1 - chance) / 4000)) and 0.1 < chance < 0.9
+    assert (found != act(obs, jax.random.key(1), explore=True)).any()
+    with pytest.raises(ValueError, match=r"^policy: this exported policy samples, got explore=False; pass explore=Tr"):
+        act(obs)
+    with pytest.raises(ValueError, match=r"^policy: explore=True requires a PRNG key"):
+        act(obs, explore=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", FORMATS[:2])
+def test_loaded_export_with_memory_returns_next_memory(to, tmp_path):
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], memory={"kind": "lstm", "size": 3})
+    write(_build(saved, Options(to=to), tmp_path / "out"))
+    act, wanted = jaxrl_fast.load(tmp_path / "out").policy, policy.policy_of(saved.env, 8, saved.learners, saved.agent)
+    memory, carry = act.initial_memory(), wanted.initial_memory()
+    memories = act.initial_memory(2)
+    for i in range(4):
+        obs = np.random.default_rng(i).normal(size=4).astype(np.float32)
+        action, memory = act(obs, memory)
+        actions, memories = act(np.stack([obs, obs]), memories)
+        expected, carry = wanted(obs, carry)
+        assert action == expected and (actions == expected).all()
+        np.testing.assert_allclose(memory[0], jax.tree.leaves(carry)[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(memories[0][1], memory[0], rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"^policy: memory must have the shapes .*; pass policy.initial_memory"):
+        act(obs, memories)
+
+
+def test_load_names_parts_of_observation_as_export_does(tmp_path):
+    like = lambda *shape: ShapeDtypeStruct(shape, np.float32)
+    spec = EnvSpec("x", {"goal": like(2), "arm": {"speed": like(1)}}, Box((2,)), 1)
+    saved = untrained(Env(None, None, spec), "ppo", hidden_sizes=[4])
+    one = {"goal": [0.5, -2.0], "arm": {"speed": np.float32([3])}}
+    batch = {"goal": np.float32([[0.5, -2.0]]), "arm": {"speed": np.float32([[3]])}}
+    wanted = policy.greedy(saved.agent, saved.learners, PolicyInput(batch), ())[0][0]
+    for to in FORMATS[:2]:
+        write(_build(saved, Options(to=to), tmp_path / to))
+        np.testing.assert_allclose(jaxrl_fast.load(tmp_path / to).policy(one), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_load_of_anything_else_is_refused_in_one_line(tmp_path, monkeypatch):
+    def refused(path):
+        with pytest.raises(ValueError) as caught:
+            jaxrl_fast.load(path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    (tmp_path / "notes.txt").write_text("")
+    files = "policy.stablehlo, policy.onnx, policy.npz"
+    for name in ("notes.txt", "absent.onnx"):
+        what = f"must be a run's folder or the file of an export ({files}), got {tmp_path / name}; export one"
+        assert refused(tmp_path / name) == f"load: {what}"
+    assert "is not a run directory" in refused(tmp_path / "absent")
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    for to in FORMATS:
+        write(_build(saved, Options(to=to), tmp_path / to))
+        file = tmp_path / to / ("policy.py" if to == "npz" else f"policy.{to}")
+        file.write_bytes(b"(damaged")
+        found = refused(tmp_path / to)
+        assert found.startswith(f"load: {tmp_path / to / f'policy.{to}'} is damaged (")
+        assert found.endswith("); export the policy again")
+    monkeypatch.setattr(load_export.util, "find_spec", lambda name: None)
+    assert refused(tmp_path / "onnx").endswith("needs onnxruntime, got no such package; pip install onnxruntime")
+    (tmp_path / "npz" / "policy.json").write_text("[]")
+    assert "policy.json is damaged" in refused(tmp_path / "npz" / "policy.npz")
+    (tmp_path / "npz" / "policy.json").unlink()
+    assert "needs policy.json in its folder, got none; copy the whole" in refused(tmp_path / "npz" / "policy.npz")
 
 
 # The folder

@@ -1,6 +1,5 @@
 """Compare an exported policy, loaded from its files, with the policy of the run."""
 
-import runpy
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,10 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import export
 
 from jaxrl_fast.evaluation import inputs, policy
-from jaxrl_fast.evaluation.export.function import KEY, PolicyFunction, named, with_memory
+from jaxrl_fast.evaluation.export import load
+from jaxrl_fast.evaluation.export.function import PolicyFunction, with_memory
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import PolicyInput, PyTree
@@ -81,21 +80,8 @@ def run(
 
     StableHLO draws the noise from key 0.
     """
-    if kind == "stablehlo":
-        key = [jax.random.key_data(key_of_seed(0))] * bool(noise)
-        call = export.deserialize(bytearray(files["policy.stablehlo"])).call
-        found = call(given.obs, *jax.tree.leaves(given.action_mask), *memory, *key)
-        return list(found) if memory else [found]
-    if kind == "onnx":
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(files["policy.onnx"], providers=["CPUExecutionProvider"])
-        names = [x.name for x in session.get_inputs()]
-        assert KEY not in names and len(names) == len(named(given)) + len(noise) + len(memory), names
-        arrays = [*jax.tree.leaves(given), *memory, *map(np.asarray, noise)]
-        return list(session.run(None, dict(zip(names, arrays, strict=True))))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)
-        act = runpy.run_path(str(Path(folder, "policy.py")))["policy"]
-        return [act(*jax.tree.leaves(given), *map(np.asarray, noise))]
+        random = [jax.random.key_data(key_of_seed(0))] * bool(noise) if kind == "stablehlo" else noise
+        return load.caller(kind, Path(folder))([*jax.tree.leaves(given), *memory, *random])
