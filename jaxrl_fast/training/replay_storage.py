@@ -112,8 +112,8 @@ def _note(config: Any, space: "_Space", asked: str, num_file_bytes: int) -> str:
     parts = [f"observations {'on disk' if on_disk else 'in the host memory'}"]
     parts.append(f"{format_bytes(needs.replay - space.there.replay)} as they are")
     parts += ["compressed by zstd"] * (config.replay.compression == "zstd")
-    parts.append(f"files of all checkpoints at most {format_bytes(num_file_bytes)}")
     parts += [] if free is None else [f"{format_bytes(free)} free"]
+    parts.append(f"files of all checkpoints at most {format_bytes(num_file_bytes)}")
     reason = f"; on the device the run would need {format_bytes(needs.total)} of {format_bytes(needs.free or 0)}"
     return " · ".join(parts) + reason * (asked == "auto")
 
