@@ -365,7 +365,7 @@ ROWS = np.arange(4).reshape(2, 2)  # bounds that numpy prints in two lines
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
         (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
         (ONE, gymnasium.spaces.Box(ROWS, 9, dtype=np.int32), "unsupported action space, got Box([[0 1] [2 3]], 9"),
-        (gymnasium.spaces.Dict({"a": TEXT, "b": gymnasium.spaces.Box(ROWS, 9)}), TWO_CHOICES, "'b': Box([[0. 1.] ["),
+        (gymnasium.spaces.Dict({"a": TEXT, "b": ONE}), TWO_CHOICES, "got a Text; use --wrap hide=a"),
     ],
     ids=parameter_id,
 )

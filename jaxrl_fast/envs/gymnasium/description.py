@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -44,7 +44,8 @@ class Description(NamedTuple):
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments; one is made and tried first."""
-    return from_description(describe(source, bool(config.wrappers.quarantine)), num_envs, config)
+    wrappers = config.wrappers
+    return from_description(describe(source, bool(wrappers.quarantine), wrappers.hide), num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -94,10 +95,11 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
 
 
-def describe(source: Source, quarantine: bool = False) -> Description:
+def describe(source: Source, quarantine: bool = False, hidden: Collection[str] = ()) -> Description:
     """Make one environment, and step it for a moment. Raise ValueError if its spaces are not supported.
 
-    With `quarantine`, numbers that are not finite are accepted.
+    With `quarantine`, numbers that are not finite are accepted. Parts of the observation that are `hidden` may be
+    anything.
     """
     source = source.with_changes()
     env = source.make()
@@ -106,8 +108,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
     try:
         env_id, space = source.env_id, env.action_space
         action, start, bounds = gymnasium_spaces.action_space(env_id, space)
-        gymnasium_spaces.check_observation(env_id, env.observation_space)
-        tree = gymnasium_spaces.as_tree(env.observation_space)
+        tree = gymnasium_spaces.observation_tree(env_id, env.observation_space, hidden)
         layout = _layout(tree, space)
         is_part = gymnasium_spaces.is_action_mask(tree, action)
         if not is_part:
@@ -162,6 +163,8 @@ def _layout(tree: PyTree, action: Any) -> Layout:
             return {name: add(part, (*path, name)) for name, part in space.items()}
         if isinstance(space, tuple):
             return tuple(add(part, (*path, i)) for i, part in enumerate(space))
+        if space is None:
+            return None
         low, high, is_index = gymnasium_spaces.limits(space)
         dtype = np.dtype(space.dtype)
         leaves.append(Leaf(path, tuple(space.shape), dtype, gymnasium_spaces.stored_dtype(space), low, high, is_index))

@@ -4,7 +4,7 @@ Agents see images as uint8 [H, W, C], small counts as one-hot vectors, and other
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.envs.spaces import Bounds, as_numbers, narrow_dtype, true_bounds
+from jaxrl_fast.envs.wrappers import hide
 from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
 from jaxrl_fast.utils.parsing import one_line
@@ -48,22 +49,38 @@ def as_tree(space: Any) -> PyTree:
     return {name: as_tree(part) for name, part in inner.items()} if isinstance(inner, Mapping) else inner
 
 
-def check_observation(env_id: str, space: Any) -> None:
-    """Raise ValueError unless an observation consists of arrays of numbers with a fixed size."""
+def observation_tree(env_id: str, space: Any, hidden: Collection[str] = ()) -> PyTree:
+    """Return the tree of spaces of an observation, with None for each part that is hidden and that nobody could read.
+
+    Raise ValueError unless all other parts are arrays of numbers with a fixed size.
+    """
     unsupported = f"{env_id}: unsupported observation space, got {one_line(space)}"
     try:
-        tree = as_tree(space)
-        parts = jax.tree.leaves(tree)
+        found, structure = jax.tree.flatten_with_path(as_tree(space))
     except (TypeError, ValueError) as error:  # keys of different types have no order
         raise ValueError(f"{unsupported}; the keys of a Dict must be of one type, such as text") from error
-    if not all(isinstance(part, ARRAYS) and np.dtype(part.dtype).kind in "buif" for part in parts):
+    parts = {hide.path_of(keys): part for keys, part in found}
+    if len(parts) < len(found):
+        names = [hide.path_of(keys) for keys, _ in found]
+        twice = min(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{unsupported}; two parts have the name {twice}, rename a key")
+    other = [name for name, part in parts.items() if not _is_array(part) or not math.prod(part.shape)]
+    wrong = [name for name in other if not hide.is_within(name, hidden)]
+    if wrong and len(other) < len(parts):
+        got = ", ".join(f"{name} {type(parts[name]).__name__}{parts[name].shape or ''}" for name in wrong)
+        remedy = ",".join(f"hide={name}" for name in wrong)
+        raise ValueError(f"{env_id}: unsupported parts of the observation, got {got}; use --wrap {remedy}")
+    if not parts or wrong and all(map(_is_array, parts.values())):
+        raise ValueError(f"{unsupported}; none of its parts may be empty")
+    if wrong:
         kinds = ", ".join(kind.__name__ for kind in ARRAYS)
         raise ValueError(f"{unsupported}; it must consist of {kinds}, in Dict and Tuple")
-    if not parts or not all(math.prod(part.shape) for part in parts):
-        raise ValueError(f"{unsupported}; none of its parts may be empty")
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{unsupported}; two parts have the name {min(twice)}, rename a key")
+    tree: PyTree = structure.unflatten([None if name in other else part for name, part in parts.items()])
+    return tree
+
+
+def _is_array(space: Any) -> bool:
+    return isinstance(space, ARRAYS) and np.dtype(space.dtype).kind in "buif"
 
 
 def limits(space: Any) -> tuple[Any, Any, bool]:
