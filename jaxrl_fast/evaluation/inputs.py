@@ -61,9 +61,10 @@ def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool
         is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(like, tuple)
         shown = jax.tree.map(_array, _plain(obs, like), is_leaf=is_array)
         expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (like, shown))
-        raise ValueError(
-            f"obs: {env_id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
-        )
+        is_index = lambda x, part: part.ndim == 1 and part.dtype.kind == "f" and x.dtype.kind in "iu" and x.ndim < 2
+        has_index = any(is_index(x, part) for x, part in zip(leaves, jax.tree.leaves(like)))
+        remedy = "pass one observation or a batch with a leading axis" + has_index * ", a one-hot vector for an index"
+        raise ValueError(f"obs: {env_id} observes {expected}, got {found}; {remedy}")
     cast = lambda x, part: jnp.asarray(x if extra == {1} else x[None], part.dtype)
     batch = jax.tree.map(cast, structure.unflatten(leaves), like)
     return PolicyInput(batch, _as_masks(env, mask, None if extra == {0} else num_rows(batch))), extra == {0}

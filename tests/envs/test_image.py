@@ -13,9 +13,10 @@ from PIL import Image
 
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
-from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.envs.host.pool import OPEN_POOLS
 from jaxrl_fast.envs.wrappers import frames, image
+from jaxrl_fast.evaluation import inputs
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning
@@ -90,7 +91,7 @@ def play(env, num_steps=T):
     finally:
         if env.host:
             env.host.close()
-    return np.concatenate([first.obs[None], steps.obs]), steps
+    return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
 
 
 def stacked(frames, last, num_frames):
@@ -171,6 +172,65 @@ def test_python_environments_change_frames_on_host(shape, env_workers):
     env.host.open()
     assert OPEN_POOLS[-1].row().obs.shape == (N, 9, 10, 1)
     env.host.close()
+
+
+class Player(gymnasium.Env):
+    """Random frames among other parts of an observation, one of which is text."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, shape=(H, W, 3), nested=False, name="board"):
+        camera = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        parts = {"action_mask": gymnasium.spaces.MultiBinary(3), name: gymnasium.spaces.Box(0, 9, (4, 4), np.uint8)}
+        parts |= {"says": gymnasium.spaces.Text(9), "eyes": camera}
+        self.nested = nested
+        if nested:
+            parts["eyes"] = gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(4), camera))
+        self.observation_space = gymnasium.spaces.Dict(parts)
+
+    def show(self):
+        self.observation_space.seed(int(self.np_random.integers(99999)))
+        return self.observation_space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.show(), 0.0, self.t >= 3, False, {}
+
+
+@pytest.mark.parametrize("shape", [(H, W, 3), (H, W), (3, H, W)])
+@pytest.mark.parametrize(("nested", "env_workers"), [(False, 0), (True, 0), slow(True, 2)])
+def test_image_among_other_parts_changes_and_they_do_not(shape, nested, env_workers):
+    """Pools hold changed frames. A policy takes whole ones, and gives the same as an agent sees."""
+    config = HostEnvConfig((3, 0, 0), workers=Workers(env_workers), wrappers=Wrappers(hide=("says",)))
+    make = partial(Player, shape, nested)
+    whole, changed = (envs.make(make, N, config, **options) for options in ({}, {"gray": True, "resize": "16x17"}))
+    stacked_env = envs.make(make, N, config, gray=True, resize="16x17", frame_stack=3)
+    bare, steps = play(whole, 7)
+    found, _ = play(changed, 7)
+    stacks, _ = play(stacked_env, 7)
+    eyes = lambda obs: obs["eyes"][1] if nested else obs["eyes"]
+    frame = image.change(image.Frames(True, (16, 17)), eyes(bare).reshape(-1, *eyes(bare).shape[2:]))
+    np.testing.assert_array_equal(eyes(found), frame.reshape(8, N, 16, 17, 1))
+    for i in range(N):
+        np.testing.assert_array_equal(eyes(stacks)[:, i], stacked(eyes(found)[:, i], steps.last[:, i], 3))
+    for obs in (found, stacks):
+        np.testing.assert_array_equal(obs["board"], bare["board"])
+        assert nested is False or (obs["eyes"][0] == bare["eyes"][0]).all()
+    env = make()
+    raw = env.reset(seed=5)[0]
+    batch, _ = inputs.as_batch(changed, raw)
+    assert eyes(inputs.raw_obs(changed)).shape == shape
+    np.testing.assert_array_equal(
+        inputs.seen(changed, batch).action_mask[0], raw["action_mask"].astype(bool) | ~raw["action_mask"].any()
+    )
+    given, told = (inputs.seen(each, batch).obs for each in (changed, whole))
+    np.testing.assert_array_equal(eyes(given), image.change(image.Frames(True, (16, 17)), eyes(told)))
+    np.testing.assert_array_equal(given["board"], told["board"])
 
 
 def test_envpool_frames_change_on_device():
@@ -258,10 +318,19 @@ def test_replay_buffer_stores_single_frames():
         (
             "CartPole-v1",
             {"gray": True},
-            r"gray: the observation of gymnax/CartPole-v1 must be one image, .* float32\[4\]",
+            r"gray: the observation of gymnax/CartPole-v1 must have one image, .* float32\[4\]",
         ),
-        ("gymnasium/CartPole-v1", {"frame_stack": 4}, "frame_stack: the observation of gymnasium/CartPole-v1 must be"),
-        ("Breakout-MinAtar", {"resize": "84x84"}, r"resize: .* must be one image, uint8 .*, got bool\[10, 10, 4\]"),
+        (
+            partial(Player, name="other"),
+            {"gray": True},
+            "unsupported parts of the observation, got says Text; use --wrap",
+        ),
+        (
+            "gymnasium/CartPole-v1",
+            {"frame_stack": 4},
+            "frame_stack: the observation of gymnasium/CartPole-v1 must have",
+        ),
+        ("Breakout-MinAtar", {"resize": "84x84"}, r"resize: .* must have one image, uint8 .*, got bool\[10, 10, 4\]"),
         ("envpool/Pong-v5", {"frame_stack": 4}, "frame_stack: envpool/Pong-v5 stacks 4 frames already; leave"),
         (Ramp, {"frame_stack": 17}, "frame_stack: must be 1 to 16 for .*, got 17"),
         (Ramp, {"frame_stack": "two"}, "frame_stack: must be int for .*, got 'two'"),

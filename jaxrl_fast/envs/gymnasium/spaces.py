@@ -1,6 +1,7 @@
 """Convert gymnasium's spaces and observations to the form that agents see. For backends that depend on gymnasium.
 
-Agents see images as uint8 [H, W, C], small counts as one-hot vectors, and other observations as float32.
+Agents see images as uint8 [H, W, C], boards as bool [H, W, C], small counts as one-hot vectors, and other observations
+as float32.
 """
 
 import math
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs.spaces import Bounds, as_numbers, narrow_dtype, true_bounds
+from jaxrl_fast.envs.spaces import Bounds, as_array, narrow_dtype, true_bounds
 from jaxrl_fast.envs.wrappers import hide
 from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
@@ -139,9 +140,8 @@ def encode(spaces: PyTree, obs: PyTree) -> PyTree:
     return jax.tree.map(_encode, obs, spaces)
 
 
-def seen(space: Any) -> PyTree:
-    """Return shapes and dtypes of one environment's observation, as agents see it."""
-    tree = as_tree(space)
+def seen(tree: PyTree) -> PyTree:
+    """Return shapes and dtypes of one environment's observation, as agents see it, from a tree of spaces."""
     raw = jax.tree.map(lambda part: jax.ShapeDtypeStruct((1, *part.shape), stored_dtype(part)), tree)
     obs = jax.eval_shape(lambda raw: encode(tree, raw), raw)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
@@ -155,14 +155,11 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
         flat, nums = x.reshape(x.shape[0], -1) - space.start.reshape(1, -1), space.nvec.reshape(-1).tolist()
         each = [jax.nn.one_hot(flat[:, i], num, dtype=jnp.float32) for i, num in enumerate(nums)]
         return jnp.concatenate(each, axis=1)
-    if is_channel_first_image(x.shape[1:], x.dtype):
-        return jnp.moveaxis(x, 1, -1)
-    x = x[:, None] if x.ndim == 1 else x
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return (x - np.broadcast_to(space.start, x.shape).astype(x.dtype)).astype(jnp.float32)
-    if x.dtype == jnp.bool_ or x.dtype == jnp.uint8 and x.ndim > 2:
-        return x
-    return as_numbers(x, getattr(space, "high", 0))
+        return as_array((x - np.broadcast_to(space.start, x.shape).astype(x.dtype)).astype(jnp.float32), high=0)
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return as_array(x.astype(bool) if x.ndim > 2 else x, high=1)
+    return as_array(jnp.moveaxis(x, 1, -1) if is_channel_first_image(x.shape[1:], x.dtype) else x, space.high)
 
 
 def is_channel_first_image(shape: tuple[int, ...], dtype: Any) -> bool:
