@@ -140,11 +140,14 @@ def _narrow_bounds(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def narrow_dtype(dtype: Any) -> Any:
-    """Return the dtype of at most 32 bits, in the byte order of this machine, that replaces this one."""
+    """Return the dtype of at most 32 bits, in the byte order of this machine, that replaces this one.
+
+    It is numpy's own object for it: JAX keeps the first equal one that it sees, and checkpoints ask it `isbuiltin`.
+    """
     wide = np.dtype(dtype)
     if wide.kind in "fiu" and wide.itemsize > 4:
         return np.dtype(f"{wide.kind}4")
-    return wide.newbyteorder("=")
+    return np.dtype(wide.newbyteorder("=").str) if wide.kind in "biuf" else wide
 
 
 def describe_obs(obs: Any) -> str:

@@ -133,6 +133,13 @@ def test_narrow_dtype_maps_64_bit_to_32_bit_and_keeps_others():
     assert {name: np.dtype(spaces.narrow_dtype(name)).name for name in pairs} == pairs
 
 
+@pytest.mark.parametrize("dtype", ["f4", "u4", "i4", "u1", "?", "f2"])
+def test_narrow_dtype_is_the_object_of_numpy(dtype):
+    """Another object that is equal would be kept by JAX, and none of its arrays could be saved."""
+    for other in (np.dtype(dtype), np.dtype(dtype).newbyteorder("="), np.dtype(dtype).newbyteorder(">")):
+        assert spaces.narrow_dtype(other) is np.dtype(dtype)
+
+
 def declared(noise: float = 0, seed: int = 0, text: "float | None" = 1, *, speed=0, flag=False):
     """Return nothing; its arguments are declared as users declare them."""
 
