@@ -144,7 +144,7 @@ class Told(gymnasium.Env):
 def test_hidden_part_may_be_of_any_space(num_workers):
     """Text and lists leave the observation. Paths are those of the whole observation, whose parts a policy takes."""
     made = envs.make(Told, N, config(("mission", "inner/0", "inner/1/0"))._replace(workers=Workers(num_workers)))
-    found, steps = play(made, np.zeros((5, N), np.int32))
+    found, _ = play(made, np.zeros((5, N), np.int32))
     t = np.array([0, 1, 2, 3, 4, 0])[:, None]  # the last row is a reset
     assert set(found) == {"x", "inner"} and len(found["inner"]) == 1
     np.testing.assert_array_equal(found["x"][:, 1], np.concatenate([t, 2 * t], axis=1))
@@ -162,10 +162,10 @@ def test_part_of_unsupported_space_names_the_option_that_hides_it():
     says = "unsupported parts of the observation, got inner/0 Sequence, mission Text; use --wrap hide=inner/0,hide=miss"
     with pytest.raises(ValueError, match=says):
         envs.make(Told, 1)
-    with pytest.raises(ValueError, match="got inner/0 Sequence; use --wrap hide=inner/0$"):
+    with pytest.raises(ValueError, match=r"got inner/0 Sequence; use --wrap hide=inner/0$"):
         envs.make(Told, 1, config(("mission",)))
     with pytest.raises(
-        ValueError, match="must name parts of the observation of .*, got text; it has inner, inner/1, x"
+        ValueError, match=r"must name parts of the observation of .*, got text; it has inner, inner/1, x"
     ):
         envs.make(Told, 1, config(("mission", "inner/0", "text")))
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import jax
 
-from jaxrl_fast.envs import construct
+from jaxrl_fast.envs import construct, interfaces
 from jaxrl_fast.envs.gymnasium import instance, spaces
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.wrappers import frame_skip, image
@@ -102,6 +102,7 @@ def _registered(name: str) -> tuple[str, Any, dict[str, Any]]:
     if spec is None:
         known = [key for key in gymnasium.registry if key.partition("-v")[0] == bare.partition("-v")[0]]
         hint = f"; it registers {known[0]}" if known else ""
+        hint = "; it is of old gym, use a package for gymnasium" if interfaces.is_of_old_gym(bare) else hint
         raise ValueError(f"unknown environment {name!r}: module {module!r} does not register {bare!r}{hint}")
     return env_id, spec, {**construct.arguments(_creator(env_id, spec)), **spec.kwargs}
 

@@ -37,9 +37,11 @@ def action_space(env_id: str, space: Any) -> tuple[Discrete | MultiDiscrete | Bo
         return MultiDiscrete(tuple(space.nvec.reshape(-1).tolist())), space.start.reshape(-1).astype(np.int32), ()
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return MultiDiscrete((2,) * math.prod(space.shape)), 0, ()
+    if isinstance(space, gymnasium.spaces.Tuple | gymnasium.spaces.Dict):
+        raise ValueError(f"{unsupported}; make one space of its parts in a gymnasium.ActionWrapper, such as a Box")
     if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(f"{unsupported}; it must be Discrete, MultiDiscrete, MultiBinary or a Box of floats")
-    return Box(space.shape or (1,)), 0, true_bounds(unsupported, space.low, space.high, space.shape)
+    return Box((math.prod(space.shape),)), 0, true_bounds(unsupported, space.low, space.high, space.shape)
 
 
 def as_tree(space: Any) -> PyTree:
