@@ -39,7 +39,7 @@ def check_function(env_id: str, given: Any) -> None:
     if inspect.isfunction(given):
         found = given.__annotations__.get("return", "none")
         got = found if isinstance(found, str) else name_of(found)
-        remedy = f"write def {given.__name__}(...) -> gymnasium.Env, or give a class"
+        remedy = f"write def {given.__name__}(...) -> gymnasium.Env, or in Python fit(env={given.__name__})"
         raise ValueError(f"env: {env_id} must be annotated to return a gymnasium.Env, got {got}; {remedy}")
 
 

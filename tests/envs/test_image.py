@@ -233,6 +233,36 @@ def test_image_among_other_parts_changes_and_they_do_not(shape, nested, env_work
     np.testing.assert_array_equal(given["board"], told["board"])
 
 
+class Scenes(Ramp):
+    """A device environment whose frame is one of several parts, and whose board is of bytes, but no picture."""
+
+    def frame(self, t):
+        levels = jnp.arange(H * W * 3, dtype=jnp.uint8).reshape(H, W, 3)
+        return {"board": jnp.full((4, 4), t, jnp.uint8), "eye": (levels + t.astype(jnp.uint8),), "z": jnp.float32(t)}
+
+
+def test_image_among_other_parts_changes_on_device():
+    bare, _ = play(envs.make(Scenes, 1), 7)
+    env = envs.make(Scenes, 1, gray=True, resize="16x17", frame_stack=2)
+    found, _ = play(env, 7)
+    frames_of = image.change(image.Frames(True, (16, 17)), bare["eye"][0][:, 0])
+    expected = stacked(np.asarray(frames_of), np.arange(7) == 4, 2)  # the fifth step is the last one of an episode
+    np.testing.assert_array_equal(found["eye"][0][:, 0], expected)
+    assert env.spec.frame_stack == 0 and found["board"].shape == (8, 1, 4, 4, 1) and (found["z"] == bare["z"]).all()
+    eye = np.concatenate([bare["eye"][0][1, 0], bare["eye"][0][2, 0]], axis=-1)
+    raw = {"board": np.full((4, 4), 3, np.uint8), "eye": (eye,), "z": np.float32(3)}
+    given = inputs.seen(env, inputs.as_batch(env, raw)[0]).obs
+    np.testing.assert_array_equal(given["eye"][0][0], found["eye"][0][2, 0])
+    assert given["board"].shape == (1, 4, 4, 1) and given["z"].tolist() == [[3.0]]
+
+
+def test_frame_without_channel_on_device_gets_one():
+    env = envs.make(partial(Ramp, shape=(H, W)), 2)
+    found, _ = play(env, 3)
+    assert found.shape == (4, 2, H, W, 1) and found.dtype == np.uint8 and env.view.raw_obs.shape == (H, W)
+    np.testing.assert_array_equal(env.view.encode_obs(np.full((1, H, W), 7, np.uint8)), np.full((1, H, W, 1), 7))
+
+
 def test_envpool_frames_change_on_device():
     bare, steps = play(envs.make("envpool/CarRacing-v3", 2), 4)
     found, _ = play(envs.make("envpool/CarRacing-v3", 2, gray=True, resize="48x48", frame_stack=2), 4)

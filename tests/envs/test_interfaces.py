@@ -111,7 +111,7 @@ def test_function_given_by_name_needs_its_annotation(name, got):
     with pytest.raises(ValueError) as raised:
         envs.make(f"{HERE}:{name}", 2)
     says = f"env: {HERE}:{name} must be annotated to return a gymnasium.Env, got {got}; "
-    assert str(raised.value) == f"{says}write def {name}(...) -> gymnasium.Env, or give a class"
+    assert str(raised.value) == f"{says}write def {name}(...) -> gymnasium.Env, or in Python fit(env={name})"
     make_annotated.__annotations__["return"] = "gymnasium.Env"
     assert envs.make(f"{HERE}:make_annotated", 2).spec.id == f"{HERE}:make_annotated"
 
