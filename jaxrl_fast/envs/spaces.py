@@ -61,8 +61,8 @@ def as_array(x: jax.Array, high: Any, num_leading: int = 1) -> jax.Array:
     """Return a part of an observation [..., *shape] as agents see it, at least a vector.
 
     Whole numbers become float32; bytes of a vector whose space ends at 255 (text or memory) become [0, 1). Images and
-    boards [H, W], uint8 or bool, get a channel. They stay as they are, unless the shades of an image are no shades,
-    because its space ends below 255: then they become bool if it ends at 1, else float32.
+    boards [H, W], uint8 or bool, get a channel and keep their dtype. Bytes of the size of an image whose space ends
+    below 255 are not shades: they become bool if it ends at 1, else float32.
 
     Args:
         x: The array.

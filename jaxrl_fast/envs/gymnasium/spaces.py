@@ -53,7 +53,7 @@ def as_tree(space: Any) -> PyTree:
 
 
 def observation_tree(env_id: str, space: Any, hidden: Collection[str] = ()) -> PyTree:
-    """Return the tree of spaces of an observation, with None for each part that is hidden and that nobody could read.
+    """Return the tree of spaces of an observation, with None for each part that is hidden and unreadable.
 
     Raise ValueError unless all other parts are arrays of numbers with a fixed size.
     """
@@ -78,7 +78,8 @@ def observation_tree(env_id: str, space: Any, hidden: Collection[str] = ()) -> P
     if wrong:
         kinds = ", ".join(kind.__name__ for kind in ARRAYS)
         raise ValueError(f"{unsupported}; it must consist of {kinds}, in Dict and Tuple")
-    tree: PyTree = structure.unflatten([None if name in other else part for name, part in parts.items()])
+    kept = [None if name in other else part for name, part in parts.items()]
+    tree: PyTree = jax.tree.unflatten(structure, kept)
     return tree
 
 

@@ -131,6 +131,7 @@ class Torso(nn.Module):
         if self.stem is None:
             return self.mlp(jnp.concatenate([self._flatten(spec, x) for spec, x in pairs], axis=-1))
         image = reading.only_image([spec for spec, _ in pairs], self.observations)
+        assert image is not None, "`choose_kind` has found it"
         spec, x = pairs.pop(image)
         features = self._convolve(spec, x)
         if pairs:
