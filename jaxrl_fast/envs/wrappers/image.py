@@ -64,7 +64,8 @@ def check(env_id: str, options: Mapping[str, Any], obs: PyTree) -> tuple[Frames,
     index = reading.only_image(parts)
     if index is None or parts[index].dtype != jnp.uint8:
         got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in parts)
-        raise ValueError(f"{names}: the observation of {env_id} must have one image, uint8 [H, W, C], got {got}")
+        problem = f"the observation of {env_id} must have one image, uint8 [H, W, C], got {got}"
+        raise ValueError(f"{names}: {problem}; leave {names} out")
     channels = parts[index].shape[2]
     if frames.gray and channels not in (1, 3):
         raise ValueError(f"gray: the frames of {env_id} must have 3 channels, got {channels}; leave gray out")
