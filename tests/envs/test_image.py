@@ -231,6 +231,14 @@ def test_image_among_other_parts_changes_and_they_do_not(shape, nested, env_work
     given, told = (inputs.seen(each, batch).obs for each in (changed, whole))
     np.testing.assert_array_equal(eyes(given), image.change(image.Frames(True, (16, 17)), eyes(told)))
     np.testing.assert_array_equal(given["board"], told["board"])
+    raws = [raw, env.step(0)[0], env.step(0)[0]]
+    channels = np.concatenate([np.atleast_3d(eyes(raw)) for raw in raws], axis=0 if shape[0] == 3 else 2)
+    together = raws[2] | {"eyes": (raws[2]["eyes"][0], channels) if nested else channels}
+    batch, _ = inputs.as_batch(stacked_env, together)
+    singles = [inputs.seen(changed, inputs.as_batch(changed, raw)[0]).obs for raw in raws]
+    given = inputs.seen(stacked_env, batch).obs
+    np.testing.assert_array_equal(eyes(given), np.concatenate([eyes(single) for single in singles], axis=-1))
+    np.testing.assert_array_equal(given["board"], singles[2]["board"])
 
 
 class Scenes(Ramp):
