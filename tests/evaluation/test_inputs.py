@@ -21,5 +21,5 @@ def test_index_in_place_of_one_hot_vector_is_explained():
     for action in (1, np.array([1, 0, 1])):
         with pytest.raises(ValueError, match=rf"observes .*'float32\[2\]'.*, got .*'int64\[3?\]'.*{ONE_HOT}"):
             inputs.as_batch(env, (obs, action, np.zeros(1)))
-    with pytest.raises(ValueError, match="with a leading axis$"):
+    with pytest.raises(ValueError, match=r"with a leading axis$"):
         inputs.as_batch(env, (obs, np.zeros(3), np.zeros(1)))
