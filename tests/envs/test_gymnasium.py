@@ -682,6 +682,22 @@ class Echo(gymnasium.Env):
         return np.broadcast_to(np.asarray(action, np.float64).reshape(-1), 2), 0.0, False, False, {}
 
 
+class Paid(Echo):
+    """An environment with a reward for each of two goals."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.array([1.0, -3.0]), *rest
+
+
+def test_wrapper_of_message_adds_several_rewards_up():
+    make = lambda: Paid(gymnasium.spaces.Discrete(2))
+    with pytest.raises(ValueError, match=r"; add them up: gymnasium.wrappers.TransformReward\(env, lambda"):
+        envs.make(make, 1, LOCAL)
+    env = envs.make(lambda: gymnasium.wrappers.TransformReward(make(), lambda rewards: rewards @ [2, 1]), 1, LOCAL)
+    assert run(env, np.zeros((3, 1), np.int32))[1].reward.tolist() == [[-1], [-1], [-1]]
+
+
 @pytest.mark.parametrize("bridge", ["ffi", "callback"])
 @pytest.mark.parametrize(
     ("space", "actions", "expected"),

@@ -22,7 +22,7 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces as envs_spaces
 from jaxrl_fast.envs.gymnax import batch as adapter
-from jaxrl_fast.types import Discrete
+from jaxrl_fast.types import Box, Discrete
 from jaxrl_fast.utils import arguments
 from tests.helpers import slow
 
@@ -531,6 +531,35 @@ def test_wrong_action_shape_or_dtype_is_rejected_during_tracing(bad):
     state, _ = jax.eval_shape(env.reset, jax.random.key(0))
     with pytest.raises(ValueError, match=r"gymnax/CartPole-v1: actions must be int32\[3\], got "):
         jax.eval_shape(env.step, state, bad)
+
+
+class Levers:
+    """Observes its action, numbers of two axes with bounds of their own."""
+
+    default_params = ()
+    low, high = np.float32([[0, 1, 2], [3, 4, 5]]), np.float32([[1, 3, 6], [11, 20, 37]])
+
+    def reset_env(self, key, params):
+        return jnp.zeros((2, 3)), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return action, state, jnp.float32(0), jnp.bool_(False), {}
+
+    def is_truncated(self, state, params):
+        return jnp.bool_(False)
+
+    def action_space(self, params):
+        return spaces.Box(self.low, self.high, (2, 3))
+
+
+def test_actions_of_two_axes_are_flat_for_agents():
+    env = envs.make(Levers, N)
+    assert env.spec.action == Box((6,))
+    state, _ = env.reset(jax.random.key(0))
+    unit = np.linspace(-1, 1, 6 * N, dtype=np.float32).reshape(N, 6)
+    expected = Levers.low + (unit.reshape(N, 2, 3) + 1) / 2 * (Levers.high - Levers.low)
+    np.testing.assert_allclose(env.step(state, unit)[1].obs, expected, rtol=1e-6)
+    np.testing.assert_allclose(env.view.to_env_action(unit), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
