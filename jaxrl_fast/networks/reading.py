@@ -20,8 +20,7 @@ def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
 def only_image(parts: list[ShapeDtypeStruct], observations: str = "auto") -> int | None:
     """Return the index of the only part [H, W, C], or of the only image among several; None if there is no such one."""
     boards = [i for i, part in enumerate(parts) if len(part.shape) == 3]
-    images = [i for i in boards if is_image(parts[i], observations)]
-    found = images if len(boards) > 1 else boards
+    found = [i for i in boards if is_image(parts[i], observations)] or boards
     return found[0] if len(found) == 1 else None
 
 

@@ -158,6 +158,12 @@ def test_hidden_part_may_be_of_any_space(num_workers):
         assert is_one and jax.tree.map(lambda x: x.tolist(), seen) == {"x": [[0, 0]], "inner": ([[0]],)}
 
 
+def test_name_of_a_part_is_not_the_beginning_of_another():
+    """The path "" is that of an observation without parts."""
+    found = [hide.is_within(path, ("arm", "b/1")) for path in ("arm", "arm/x", "army", "b/1", "b/10", "b", "")]
+    assert found == [True, True, False, True, False, False, False]
+
+
 def test_part_of_unsupported_space_names_the_option_that_hides_it():
     says = "unsupported parts of the observation, got inner/0 Sequence, mission Text; use --wrap hide=inner/0,hide=miss"
     with pytest.raises(ValueError, match=says):

@@ -20,6 +20,7 @@ from jaxrl_fast.evaluation import inputs
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning
+from jaxrl_fast.utils.errors import EnvFault
 from tests.helpers import gym_envs, probes, slow
 from tests.helpers.host_envs import random_actions, run
 
@@ -239,6 +240,22 @@ def test_image_among_other_parts_changes_and_they_do_not(shape, nested, env_work
     given = inputs.seen(stacked_env, batch).obs
     np.testing.assert_array_equal(eyes(given), np.concatenate([eyes(single) for single in singles], axis=-1))
     np.testing.assert_array_equal(given["board"], singles[2]["board"])
+
+
+@pytest.mark.parametrize("wrong", [{}, {"eyes": ()}, {"eyes": None}, {"eyes": (0, None)}, None], ids=str)
+def test_missing_frame_is_told_as_without_changes(wrong):
+    class Blind(Player):
+        def show(self):
+            whole = super().show()
+            whole.pop("eyes")
+            return wrong if wrong is None else whole | wrong
+
+    config = HostEnvConfig((3, 0, 0), workers=Workers(0), wrappers=Wrappers(hide=("says",)))
+    for options in ({}, {"gray": True}):
+        with pytest.raises(
+            EnvFault, match=r"observation\['(eyes|action_mask)'\](\[\d\])? (is missing|must be uint8.* as its space declares), got"
+        ):
+            envs.make(partial(Blind, nested=True), 1, config, **options)
 
 
 class Scenes(Ramp):
