@@ -251,10 +251,9 @@ def test_missing_frame_is_told_as_without_changes(wrong):
             return wrong if wrong is None else whole | wrong
 
     config = HostEnvConfig((3, 0, 0), workers=Workers(0), wrappers=Wrappers(hide=("says",)))
+    says = r"observation\['(eyes|action_mask)'\](\[\d\])? (is missing|must be uint8.* as its space declares), got"
     for options in ({}, {"gray": True}):
-        with pytest.raises(
-            EnvFault, match=r"observation\['(eyes|action_mask)'\](\[\d\])? (is missing|must be uint8.* as its space declares), got"
-        ):
+        with pytest.raises(EnvFault, match=says):
             envs.make(partial(Blind, nested=True), 1, config, **options)
 
 
