@@ -12,7 +12,7 @@ import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast.envs import construct
+from jaxrl_fast.envs import construct, interfaces
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.errors import blame, raised_here, why
 from jaxrl_fast.utils.parsing import nearest
@@ -54,7 +54,7 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
     config = host_config or _default_host_config()
     rest, frames = _split(env_id, options)
     changes = {name: x for name, x in frames.items() if name in construct.CHANGES}
-    if isinstance(env_id, str) and _is_registered_name(env_id):
+    if isinstance(env_id, str) and _is_id(env_id):
         backend, name = _find(env_id)
         rest |= changes if backend == "gymnasium" else {}
         env = _backend(backend).make(name, num_envs, rest, config)
@@ -127,12 +127,21 @@ def _is_registered_name(env_id: str) -> bool:
     return not colon or not all(part.isidentifier() for part in name.split("."))
 
 
+def _is_id(env_id: str) -> bool:
+    """Return whether this is an id, also one without a version that a module registers: "my_package:MyEnv"."""
+    if _is_registered_name(env_id):
+        return True
+    module, _, name = env_id.removeprefix("gymnasium/").rpartition(":")
+    found = importing.module(module, f"environment {env_id!r}")
+    return not hasattr(found, name.partition(".")[0]) and name in _backend("gymnasium").registered()
+
+
 def _split(env_id: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the environment's options, and the image options that it does not define itself."""
     frames = {name for name in construct.FRAME_OPTIONS if name in options}
     if not frames:
         return options, {}
-    if isinstance(env_id, str) and _is_registered_name(env_id):
+    if isinstance(env_id, str) and _is_id(env_id):
         backend, name = _find(env_id)
         own: Any = getattr(_backend(backend), "option_names", lambda name: ())(name)
     else:
@@ -154,12 +163,16 @@ def _adapt(
     gymnasium, gymnax = _backend("gymnasium"), _backend("gymnax")
     if gymnasium.recognizes(source):
         return "gymnasium", gymnasium.adapt(source, num_envs, options | changes, config, env_id)
+    interfaces.check(env_id, source)
+    if env_id:
+        interfaces.check_function(env_id, source)
     if env_id or inspect.isclass(source) or not construct.is_factory(source):
         return "gymnax", gymnax.adapt(source, num_envs, options, env_id)
     made = gymnax.made(source, options)  # only a call shows what a function makes
     if gymnasium.recognizes(made):
         made.close()
         return "gymnasium", gymnasium.adapt(source, num_envs, options | changes, config, env_id)
+    interfaces.check("", made)
     return "gymnax", gymnax.adapt(source, num_envs, options, env_id, lambda **_: made)
 
 
@@ -200,6 +213,7 @@ def _find(env_id: str) -> tuple[str, str]:
             _minatar_hint(backend, name)
             or _atari_hint(name)
             or nearest(backend, (*BACKENDS, *SUITES))
+            or _package_hint(env_id)
             or f"; choose {' or '.join((*BACKENDS, *SUITES))}"
         )
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
@@ -217,7 +231,12 @@ def _find(env_id: str) -> tuple[str, str]:
     other_versions = [ids[known] for known in ids if known.partition("-")[0].lower() == name.lower()]
     near = f"; did you mean {' or '.join(other_versions[:2])}?" if other_versions else _atari_hint(name)
     near = near or nearest(name, ids, ids.__getitem__)
-    hint = near or "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for your own environment"
+    hint = (
+        near
+        or "gymnasium" in backends
+        and _package_hint(name)
+        or "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for your own environment"
+    )
     if slash and not near and backend in SUITES:
         hint = f"; `python -m jaxrl_fast.envs {backend}/` lists those of {backend}"
     missing = "".join(
@@ -237,6 +256,16 @@ def _atari_hint(name: str) -> str:
     except ValueError:  # envpool is not installed
         known = bool(game[2])
     return f"; did you mean {env_id}?" if known else ""
+
+
+def _package_hint(name: str) -> str:
+    """Return a hint for an id of gymnasium that a package registers when it is imported, or ""."""
+    if not re.search(r"-v\d+$", name):
+        return ""
+    package = name.partition("/")[0]
+    if "/" in name and importing.module_exists(package):
+        return f"; did you mean {package}:{name}?"
+    return f"; use PACKAGE:{name}, with the package that registers it"
 
 
 def _minatar_hint(backend: str, name: str) -> str:

@@ -9,7 +9,7 @@ from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.parsing import as_annotated
 
 CHANGES = ("gray", "resize")  # of frames; Python environments change theirs on the host
-FRAME_OPTIONS = (*CHANGES, "frame_stack")  # of any environment whose observation is one image (`image`)
+FRAME_OPTIONS = (*CHANGES, "frame_stack")  # of any environment whose observation has one image (`image`)
 OFFERED = (*FRAME_OPTIONS, "frame_skip")  # options of environments that do not have them themselves
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
 from jaxrl_fast.utils import formatting
 
@@ -56,10 +57,29 @@ def allowed(action: Discrete | MultiDiscrete, mask: jax.Array) -> jax.Array:
     return jnp.concatenate([part | ~part.any(axis=1, keepdims=True) for part in parts], axis=1)
 
 
-def as_numbers(x: jax.Array, high: Any) -> jax.Array:
-    """Return a part of an observation as float32. Bytes, whose space ends at 255 (text or memory), become [0, 1)."""
-    is_bytes = x.dtype == jnp.uint8 and np.max(high) == MAX_BYTE
-    return x.astype(jnp.float32) / (MAX_BYTE + 1 if is_bytes else 1)
+def as_array(x: jax.Array, high: Any, num_leading: int = 1) -> jax.Array:
+    """Return a part of an observation [..., *shape] as agents see it, at least a vector.
+
+    Whole numbers become float32; bytes of a vector whose space ends at 255 (text or memory) become [0, 1). Images and
+    boards [H, W], uint8 or bool, get a channel and keep their dtype. Bytes of the size of an image whose space ends
+    below 255 are not shades: they become bool if it ends at 1, else float32.
+
+    Args:
+        x: The array.
+        high: The upper bounds of its space; None if they are unknown.
+        num_leading: Axes before those of one observation.
+    """
+    ndim = x.ndim - num_leading
+    x = x[..., None] if ndim == 0 or ndim == 2 and x.dtype in (jnp.uint8, jnp.bool_) else x
+    if x.dtype == jnp.bool_:
+        return x
+    has_bytes = x.dtype == jnp.uint8 and (ndim > 1 if high is None else np.max(high) == MAX_BYTE)
+    if x.dtype == jnp.uint8 and ndim > 1:
+        is_picture = min(x.shape[num_leading : num_leading + 2]) >= reading.MIN_PICTURE_SIDE
+        if has_bytes or not is_picture:
+            return x
+        return x.astype(jnp.bool_ if np.max(high) <= 1 else jnp.float32)
+    return x.astype(jnp.float32) / (MAX_BYTE + 1 if has_bytes else 1)
 
 
 def without_mask(raw: dict[str, Any]) -> PyTree:
@@ -120,11 +140,14 @@ def _narrow_bounds(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def narrow_dtype(dtype: Any) -> Any:
-    """Return the dtype of at most 32 bits, in the byte order of this machine, that replaces this one."""
+    """Return the dtype of at most 32 bits, in the byte order of this machine, that replaces this one.
+
+    It is numpy's own object for it: JAX keeps the first equal one that it sees, and checkpoints ask it `isbuiltin`.
+    """
     wide = np.dtype(dtype)
     if wide.kind in "fiu" and wide.itemsize > 4:
         return np.dtype(f"{wide.kind}4")
-    return wide.newbyteorder("=")
+    return np.dtype(wide.newbyteorder("=").str) if wide.kind in "biuf" else wide
 
 
 def describe_obs(obs: Any) -> str:

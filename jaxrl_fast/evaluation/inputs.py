@@ -20,12 +20,23 @@ def seen(env: Env, given: PolicyInput) -> PolicyInput:
     elif env.spec.has_action_mask:
         assert mask is not None and not isinstance(env.spec.action, Box), "`as_batch` has checked it"
         mask = spaces.allowed(env.spec.action, mask)
-    return PolicyInput(env.view.encode_obs(given.obs), mask)
+    return PolicyInput(env.view.encode_obs(_plain(given.obs, raw_obs(env))), mask)
 
 
 def raw_obs(env: Env) -> PyTree:
-    """Return shapes and dtypes of one observation as the environment returns it."""
+    """Return shapes and dtypes of one observation as the environment returns it, with None for parts such as text."""
     return env.spec.obs if env.view.raw_obs is None else env.view.raw_obs
+
+
+def arrays_of(env: Env) -> PyTree:
+    """Return `raw_obs` without the parts of dictionaries that are None."""
+    return _without_none(raw_obs(env))
+
+
+def _without_none(tree: PyTree) -> PyTree:
+    if isinstance(tree, dict):
+        return {name: _without_none(part) for name, part in tree.items() if part is not None}
+    return tuple(map(_without_none, tree)) if type(tree) is tuple else tree
 
 
 def takes_mask(env: Env) -> bool:
@@ -42,17 +53,18 @@ def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool
     env_id, like = env.spec.id, raw_obs(env)
     structure: Any = jax.tree.structure(like)
     try:
-        leaves = [array(x) for x in structure.flatten_up_to(plain(obs))]
+        leaves = [array(x) for x in structure.flatten_up_to(plain(obs, like))]
     except ValueError:  # the structures differ
         leaves = []
     extra = {x.ndim - part.ndim if _fits(x, part) else None for x, part in zip(leaves, jax.tree.leaves(like))}
     if extra not in ({0}, {1}):
         is_array = lambda x: isinstance(x, (list, tuple)) and not isinstance(like, tuple)
-        shown = jax.tree.map(array, plain(obs), is_leaf=is_array)
+        shown = jax.tree.map(array, plain(obs, like), is_leaf=is_array)
         expected, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (like, shown))
-        raise ValueError(
-            f"obs: {env_id} observes {expected}, got {found}; pass one observation or a batch with a leading axis"
-        )
+        is_index = lambda x, part: part.ndim == 1 and part.dtype.kind == "f" and x.dtype.kind in "iu" and x.ndim < 2
+        has_index = any(is_index(x, part) for x, part in zip(leaves, jax.tree.leaves(like)))
+        remedy = "pass one observation or a batch with a leading axis" + has_index * ", a one-hot vector for an index"
+        raise ValueError(f"obs: {env_id} observes {expected}, got {found}; {remedy}")
     cast = lambda x, part: jnp.asarray(x if extra == {1} else x[None], part.dtype)
     batch = jax.tree.map(cast, structure.unflatten(leaves), like)
     return PolicyInput(batch, _as_masks(env, mask, None if extra == {0} else num_rows(batch))), extra == {0}
@@ -89,9 +101,15 @@ def array(x: Any) -> Any:
     return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
-def plain(obs: PyTree) -> PyTree:
-    """Return the observation with every mapping converted to a dictionary."""
-    return {name: plain(part) for name, part in obs.items()} if isinstance(obs, Mapping) else obs
+def plain(obs: PyTree, like: PyTree = ()) -> PyTree:
+    """Return an observation with every mapping converted to a dictionary, and None where `like` is None."""
+    if isinstance(obs, Mapping):
+        parts = like if isinstance(like, Mapping) else {}
+        absent = {name: None for name, part in parts.items() if part is None}
+        return {name: plain(part, parts.get(name, part)) for name, part in obs.items()} | absent
+    if type(obs) is tuple and type(like) is tuple and len(obs) == len(like):
+        return tuple(None if part is None else plain(x, part) for x, part in zip(obs, like))
+    return obs
 
 
 def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:

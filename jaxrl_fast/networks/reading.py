@@ -17,6 +17,13 @@ def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
     return obs.dtype == jnp.uint8 and len(sides) > 1 and min(sides) >= MIN_PICTURE_SIDE
 
 
+def only_image(parts: list[ShapeDtypeStruct], observations: str = "auto") -> int | None:
+    """Return the index of the only part [H, W, C], or of the only image among several; None if there is no such one."""
+    boards = [i for i, part in enumerate(parts) if len(part.shape) == 3]
+    found = [i for i in boards if is_image(parts[i], observations)] or boards
+    return found[0] if len(found) == 1 else None
+
+
 def has_channels_first(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
     """Return whether an array like `obs` is an image [C, H, W]: a few channels, and sides of at least 16."""
     if len(obs.shape) != 3 or observations not in ("auto", "image"):

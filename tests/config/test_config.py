@@ -369,7 +369,7 @@ MISTAKES = [
     (f"--resume {'x' * 5000}", ["resume", "is not a valid path (File name too long)"]),
     ("ppo --run-dir ~nobody-at-all/run", ["run_dir '~nobody-at-all/run' is not a valid path"]),
     ("ppo --num-envs 1e99", ["num_envs: must be at least 1 and at most 2147483647, got 1e+99"]),
-    ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got a function", "fit(env=make_env)"]),
+    ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got none", "fit(env=makedirs)"]),
     ("ppo --total-steps 200B --num-envs 8", ["total_steps: must give at most 2147483647 gradient steps, got "]),
     ("--num-env 3", ["error: num_env: ", "did you mean num_envs"]),
     ("--agent.learning-rate 1", ["agent.learning_rate: unknown option; did you mean learning_rate?\n"]),

@@ -10,7 +10,9 @@ import pytest
 from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.parts import by_path
+from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.kernels import build
+from jaxrl_fast.options import wrap
 from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
 from tests.helpers import slow
 
@@ -151,8 +153,11 @@ def environment(settings):
     num_envs, size = settings.options.num_envs, settings.options.env_options
     if settings.options.env.startswith("playground/"):
         pytest.importorskip("mujoco_playground", reason="only the nightly workflow has it")
+    if settings.preset == "ppo_minigrid_doorkey":
+        pytest.importorskip("minigrid", reason="it is not among the packages of the tests")
     if settings.preset not in OF_ATARI:
-        return envs.make(settings.options.env, num_envs, **size)
+        config = HostEnvConfig(wrappers=wrap.read(settings.options.wrap))
+        return envs.make(settings.options.env, num_envs, config, **size)
     shape = int(size.get("img_height", 84)), int(size.get("img_width", 84)), 4
 
     def answer():

@@ -316,7 +316,7 @@ def test_options_set_constructor_arguments_and_time_limit():
         (f"{MODULE}:Walk", dict(render_mode="human"), "render_mode: cannot be set here, got human"),
         (f"{MODULE}:Walk", dict(max_episode_steps=0), "max_episode_steps: must be at least 1"),
         (f"{MODULE}:Nope-v0", {}, f"unknown environment '{MODULE}:Nope-v0': module '{MODULE}' does not register"),
-        (f"{MODULE}:make_unannotated", {}, "must be a class"),
+        (f"{MODULE}:make_unannotated", {}, "must be annotated to return a gymnasium.Env, got none; write def"),
         ("gymnasium/LunarLnder-v3", {}, "did you mean gymnasium/LunarLander-v3 or"),
         (gym_envs.Walk(), {}, "env: one environment cannot be made again"),
         (lambda: WALK, {}, "must make a new environment in each call"),
@@ -363,9 +363,14 @@ ROWS = np.arange(4).reshape(2, 2)  # bounds that numpy prints in two lines
         (gymnasium.spaces.Dict({1: ONE, "a": ONE}), TWO_CHOICES, "the keys of a Dict must be of one type"),
         (ONE, gymnasium.spaces.Box(np.float32([0, -np.inf]), 1, (2,)), "got -inf to 1 for number 1 of an action; "),
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
-        (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
+        (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "; make one space of its parts in a gymnasium.ActionWrapper"),
+        (
+            ONE,
+            gymnasium.spaces.Tuple([TWO_CHOICES]),
+            "; make one space of its parts in a gymnasium.ActionWrapper, such",
+        ),
         (ONE, gymnasium.spaces.Box(ROWS, 9, dtype=np.int32), "unsupported action space, got Box([[0 1] [2 3]], 9"),
-        (gymnasium.spaces.Dict({"a": TEXT, "b": gymnasium.spaces.Box(ROWS, 9)}), TWO_CHOICES, "'b': Box([[0. 1.] ["),
+        (gymnasium.spaces.Dict({"a": TEXT, "b": ONE}), TWO_CHOICES, "got a Text; use --wrap hide=a"),
     ],
     ids=parameter_id,
 )
@@ -412,6 +417,8 @@ def test_invalid_step_value_raises_fault_with_episode_step_and_action(fault, con
     with pytest.raises(EnvFault) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
     remedy = "; wrap quarantine resets the environment instead" if "finite" in FAULTS[fault] else ""
+    if fault == "reward two":
+        remedy = "; add them up: gymnasium.wrappers.TransformReward(env, lambda rewards: rewards @ weights)"
     assert str(raised.value) == f"{MODULE}:Walk: {FAULTS[fault]} in {WHERE}{remedy}"
 
 
@@ -672,7 +679,23 @@ class Echo(gymnasium.Env):
 
     def step(self, action):
         assert self.action_space.contains(action) and np.asarray(action).dtype == self.action_space.dtype
-        return np.broadcast_to(np.asarray(action, np.float64), 2), 0.0, False, False, {}
+        return np.broadcast_to(np.asarray(action, np.float64).reshape(-1), 2), 0.0, False, False, {}
+
+
+class Paid(Echo):
+    """An environment with a reward for each of two goals."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.array([1.0, -3.0]), *rest
+
+
+def test_wrapper_of_message_adds_several_rewards_up():
+    make = lambda: Paid(gymnasium.spaces.Discrete(2))
+    with pytest.raises(ValueError, match=r"; add them up: gymnasium.wrappers.TransformReward\(env, lambda"):
+        envs.make(make, 1, LOCAL)
+    env = envs.make(lambda: gymnasium.wrappers.TransformReward(make(), lambda rewards: rewards @ [2, 1]), 1, LOCAL)
+    assert run(env, np.zeros((3, 1), np.int32))[1].reward.tolist() == [[-1], [-1], [-1]]
 
 
 @pytest.mark.parametrize("bridge", ["ffi", "callback"])
@@ -685,6 +708,7 @@ class Echo(gymnasium.Env):
         (gymnasium.spaces.MultiBinary(2), [[1, 0], [0, 1]], [[1, 0], [0, 1]]),
         (gymnasium.spaces.Box(-1, 3, (2,), np.float64), [[-1.0, 0.5], [1.0, 0.0]], [[-1, 2], [3, 1]]),
         (gymnasium.spaces.Box(-1, 3, (), np.float32), [[0.5], [1.0]], [[2, 2], [3, 3]]),
+        (gymnasium.spaces.Box(-1, 3, (1, 2)), [[-1.0, 0.5], [1.0, 0.0]], [[-1, 2], [3, 1]]),
     ],
     ids=parameter_id,
 )

@@ -12,6 +12,7 @@ from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
+from jaxrl_fast.networks import torsos
 
 LOCAL = HostEnvConfig((0, 0, 0), workers=Workers(0))
 
@@ -80,6 +81,39 @@ def test_only_images_with_few_channels_first_are_moved(shape, is_moved):
     value = space.sample()
     seen = gymnasium_spaces.encode(space, value[None])[0]
     np.testing.assert_array_equal(seen, np.moveaxis(value, 0, -1) if is_moved else value)
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "torso"),
+    [
+        (Box(0, 255, (84, 84), np.uint8), np.uint8, "nature   reads image 84x84x1 / 255"),
+        (Box(0, 255, (16, 20, 3), np.uint8), np.uint8, "minatar   reads image 16x20x3 / 255"),
+        (Box(0, 1, (8, 8), np.bool_), np.bool_, "minatar   reads board 8x8x1"),
+        (MultiBinary((6, 7)), np.bool_, "minatar   reads board 6x7x1"),
+        (Box(0, 4, (7, 7), np.uint8), np.uint8, "minatar   reads board 7x7x1"),
+        (Box(0, 1, (24, 18), np.uint8), np.bool_, "minatar   reads board 24x18x1"),
+        (Box(0, 1, (2, 24, 18), np.uint8), np.bool_, "minatar   reads board 24x18x2"),
+        (Box(0, 7, (24, 18), np.uint8), np.float32, "minatar   reads board 24x18x1"),
+        (Box(0, 254, (40, 40, 3), np.uint8), np.float32, "nature   reads board 40x40x3"),
+        (Box(-1, 1, (8, 8), np.float32), np.float32, "mlp   reads vector 8x8"),
+        (MultiBinary(6), np.float32, "mlp   reads vector 6"),
+    ],
+    ids=str,
+)
+def test_arrays_of_two_axes_and_bounds_of_bytes(space, dtype, torso):
+    """Images and boards [H, W] get a channel. Bytes are shades only if their space ends at 255."""
+    space.seed(0)
+    value = space.sample()
+    seen = gymnasium_spaces.encode(space, value[None])[0]
+    moved = np.moveaxis(value, 0, -1) if value.shape == (2, 24, 18) else value
+    wanted = moved[..., None] if value.ndim == 2 and dtype != np.float32 or value.shape == (24, 18) else moved
+    assert seen.dtype == dtype and value.std() > 0
+    np.testing.assert_array_equal(seen, wanted)
+    assert torsos.describe(jax.ShapeDtypeStruct(seen.shape, seen.dtype)) == torso
+    if value.shape != (2, 24, 18) and value.ndim > 1:  # a device environment has its channels last
+        high = getattr(space, "high", np.ones(space.shape))
+        again = spaces.as_array(jnp.asarray(value, bool if isinstance(space, MultiBinary) else None), high, 0)
+        np.testing.assert_array_equal(again, seen)
 
 
 def test_number_that_its_space_cannot_hold_is_rejected():

@@ -22,7 +22,7 @@ import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces as envs_spaces
 from jaxrl_fast.envs.gymnax import batch as adapter
-from jaxrl_fast.types import Discrete
+from jaxrl_fast.types import Box, Discrete
 from jaxrl_fast.utils import arguments
 from tests.helpers import slow
 
@@ -533,6 +533,35 @@ def test_wrong_action_shape_or_dtype_is_rejected_during_tracing(bad):
         jax.eval_shape(env.step, state, bad)
 
 
+class Levers:
+    """Observes its action, numbers of two axes with bounds of their own."""
+
+    default_params = ()
+    low, high = np.float32([[0, 1, 2], [3, 4, 5]]), np.float32([[1, 3, 6], [11, 20, 37]])
+
+    def reset_env(self, key, params):
+        return jnp.zeros((2, 3)), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return action, state, jnp.float32(0), jnp.bool_(False), {}
+
+    def is_truncated(self, state, params):
+        return jnp.bool_(False)
+
+    def action_space(self, params):
+        return spaces.Box(self.low, self.high, (2, 3))
+
+
+def test_actions_of_two_axes_are_flat_for_agents():
+    env = envs.make(Levers, N)
+    assert env.spec.action == Box((6,))
+    state, _ = env.reset(jax.random.key(0))
+    unit = np.linspace(-1, 1, 6 * N, dtype=np.float32).reshape(N, 6)
+    expected = Levers.low + (unit.reshape(N, 2, 3) + 1) / 2 * (Levers.high - Levers.low)
+    np.testing.assert_allclose(env.step(state, unit)[1].obs, expected, rtol=1e-6)
+    np.testing.assert_allclose(env.view.to_env_action(unit), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "env_id, says",
     [
@@ -545,7 +574,8 @@ def test_wrong_action_shape_or_dtype_is_rejected_during_tracing(bad):
         ("no_such_module:MyEnv", "importing 'no_such_module' failed"),
         ("jaxrl_fast.envs:mak", "has no 'mak'; did you mean make"),
         ("jaxrl_fast.types:TimeStep", "lacks reset_env, step_env"),
-        ("os:makedirs", "env: os:makedirs must be a class or an instance with gymnax's interface, got a function"),
+        ("os:makedirs", "env: os:makedirs must be annotated to return a gymnasium.Env, got none; write"),
+        ("builtins:len", "env: builtins:len must be a class or an instance with gymnax's interface, got a builtin"),
         ("subprocess:Popen", "lacks reset_env, step_env"),
         ("json:JSONDecoder", "lacks reset_env, step_env"),
     ],
@@ -657,7 +687,7 @@ def test_options_are_converted_to_type_of_replaced_parameter():
         ("swapped", "lower bounds must not exceed the upper ones"),
         ("none", "its action space must have at least 1 action, got 0"),
         ("several", "it must be gymnax's Discrete or Box"),
-        ("rewards", r"its reward must be one number, got shape \(2,\)"),
+        ("rewards", r"its reward must be one number, got shape \(2,\); add them up with weights"),
         ("grows", r"its observation must not change, got \(1,\) after reset and \(2,\) after step"),
         ("fails", "KeyError: 'nothing'"),
         ("state", r"its state must have the same parts .*, got state\['extra'\] only after step"),

@@ -17,10 +17,10 @@ from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.envs.wrappers import hide
-from jaxrl_fast.evaluation import video
+from jaxrl_fast.evaluation import inputs, video
 from jaxrl_fast.training import build
 from jaxrl_fast.types import View
-from tests.helpers import probes
+from tests.helpers import probes, slow
 from tests.helpers.gym_envs import Mixed
 from tests.helpers.host_envs import run
 
@@ -112,6 +112,68 @@ def test_hide_removes_parts_of_nested_observation_by_path():
     np.testing.assert_array_equal(encoded.pop("choices"), [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
     wanted = {"bits": raw["bits"], "inner": (raw["inner"][1],), "joints": raw["joints"][:, [0, 2]].astype(np.float32)}
     jax.tree.map(np.testing.assert_array_equal, encoded, wanted)
+
+
+class Told(gymnasium.Env):
+    """Tells its step in numbers, in text, and in a list of any length."""
+
+    observation_space = gymnasium.spaces.Dict(
+        mission=gymnasium.spaces.Text(9),
+        x=gymnasium.spaces.Box(0, 99, (2,)),
+        inner=gymnasium.spaces.Tuple(
+            [gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)), gymnasium.spaces.Box(0, 99, (2,), np.uint8)]
+        ),
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def show(self):
+        numbers = np.array([self.t, 2 * self.t])
+        return {"mission": "walk", "x": numbers.astype(np.float32), "inner": ([1] * self.t, numbers.astype(np.uint8))}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.show(), float(self.t), self.t >= 4, False, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, slow(2)])
+def test_hidden_part_may_be_of_any_space(num_workers):
+    """Text and lists leave the observation. Paths are those of the whole observation, whose parts a policy takes."""
+    made = envs.make(Told, N, config(("mission", "inner/0", "inner/1/0"))._replace(workers=Workers(num_workers)))
+    found, _ = play(made, np.zeros((5, N), np.int32))
+    t = np.array([0, 1, 2, 3, 4, 0])[:, None]  # the last row is a reset
+    assert set(found) == {"x", "inner"} and len(found["inner"]) == 1
+    np.testing.assert_array_equal(found["x"][:, 1], np.concatenate([t, 2 * t], axis=1))
+    np.testing.assert_array_equal(found["inner"][0][:, 1], 2 * t)
+    assert jax.tree.map(lambda x: x.shape, made.spec.obs) == {"x": (2,), "inner": ((1,),)}
+    env = Told()
+    whole = env.reset()[0]
+    for obs in (whole, {name: part for name, part in whole.items() if name != "mission"}):
+        batch, is_one = inputs.as_batch(made, obs)
+        seen = inputs.seen(made, batch).obs
+        assert is_one and jax.tree.map(lambda x: x.tolist(), seen) == {"x": [[0, 0]], "inner": ([[0]],)}
+
+
+def test_name_of_a_part_is_not_the_beginning_of_another():
+    """The path "" is that of an observation without parts."""
+    found = [hide.is_within(path, ("arm", "b/1")) for path in ("arm", "arm/x", "army", "b/1", "b/10", "b", "")]
+    assert found == [True, True, False, True, False, False, False]
+
+
+def test_part_of_unsupported_space_names_the_option_that_hides_it():
+    says = "unsupported parts of the observation, got inner/0 Sequence, mission Text; use --wrap hide=inner/0,hide=miss"
+    with pytest.raises(ValueError, match=says):
+        envs.make(Told, 1)
+    with pytest.raises(ValueError, match=r"got inner/0 Sequence; use --wrap hide=inner/0$"):
+        envs.make(Told, 1, config(("mission",)))
+    with pytest.raises(
+        ValueError, match=r"must name parts of the observation of .*, got text; it has inner, inner/1, x"
+    ):
+        envs.make(Told, 1, config(("mission", "inner/0", "text")))
 
 
 def test_hide_removes_dict_entry_and_namedtuple_field_on_device():

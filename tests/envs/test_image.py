@@ -13,12 +13,14 @@ from PIL import Image
 
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
-from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Workers, Wrappers
 from jaxrl_fast.envs.host.pool import OPEN_POOLS
 from jaxrl_fast.envs.wrappers import frames, image
+from jaxrl_fast.evaluation import inputs
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import Learning
+from jaxrl_fast.utils.errors import EnvFault
 from tests.helpers import gym_envs, probes, slow
 from tests.helpers.host_envs import random_actions, run
 
@@ -90,7 +92,7 @@ def play(env, num_steps=T):
     finally:
         if env.host:
             env.host.close()
-    return np.concatenate([first.obs[None], steps.obs]), steps
+    return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
 
 
 def stacked(frames, last, num_frames):
@@ -171,6 +173,118 @@ def test_python_environments_change_frames_on_host(shape, env_workers):
     env.host.open()
     assert OPEN_POOLS[-1].row().obs.shape == (N, 9, 10, 1)
     env.host.close()
+
+
+class Player(gymnasium.Env):
+    """Random frames among other parts of an observation, one of which is text."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, shape=(H, W, 3), nested=False, name="board"):
+        camera = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        parts = {"action_mask": gymnasium.spaces.MultiBinary(3), name: gymnasium.spaces.Box(0, 9, (4, 4), np.uint8)}
+        parts |= {"says": gymnasium.spaces.Text(9), "eyes": camera}
+        self.nested = nested
+        if nested:
+            parts["eyes"] = gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(4), camera))
+        self.observation_space = gymnasium.spaces.Dict(parts)
+
+    def show(self):
+        self.observation_space.seed(int(self.np_random.integers(99999)))
+        return self.observation_space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.show(), 0.0, self.t >= 3, False, {}
+
+
+@pytest.mark.parametrize("shape", [(H, W, 3), (H, W), (3, H, W)])
+@pytest.mark.parametrize(("nested", "env_workers"), [(False, 0), (True, 0), slow(True, 2)])
+def test_image_among_other_parts_changes_and_they_do_not(shape, nested, env_workers):
+    """Pools hold changed frames. A policy takes whole ones, and gives the same as an agent sees."""
+    config = HostEnvConfig((3, 0, 0), workers=Workers(env_workers), wrappers=Wrappers(hide=("says",)))
+    make = partial(Player, shape, nested)
+    whole, changed = (envs.make(make, N, config, **options) for options in ({}, {"gray": True, "resize": "16x17"}))
+    stacked_env = envs.make(make, N, config, gray=True, resize="16x17", frame_stack=3)
+    bare, steps = play(whole, 7)
+    found, _ = play(changed, 7)
+    stacks, _ = play(stacked_env, 7)
+    eyes = lambda obs: obs["eyes"][1] if nested else obs["eyes"]
+    frame = image.change(image.Frames(True, (16, 17)), eyes(bare).reshape(-1, *eyes(bare).shape[2:]))
+    np.testing.assert_array_equal(eyes(found), frame.reshape(8, N, 16, 17, 1))
+    for i in range(N):
+        np.testing.assert_array_equal(eyes(stacks)[:, i], stacked(eyes(found)[:, i], steps.last[:, i], 3))
+    for obs in (found, stacks):
+        np.testing.assert_array_equal(obs["board"], bare["board"])
+        assert nested is False or (obs["eyes"][0] == bare["eyes"][0]).all()
+    env = make()
+    raw = env.reset(seed=5)[0]
+    batch, _ = inputs.as_batch(changed, raw)
+    assert eyes(inputs.raw_obs(changed)).shape == shape
+    np.testing.assert_array_equal(
+        inputs.seen(changed, batch).action_mask[0], raw["action_mask"].astype(bool) | ~raw["action_mask"].any()
+    )
+    given, told = (inputs.seen(each, batch).obs for each in (changed, whole))
+    np.testing.assert_array_equal(eyes(given), image.change(image.Frames(True, (16, 17)), eyes(told)))
+    np.testing.assert_array_equal(given["board"], told["board"])
+    raws = [raw, env.step(0)[0], env.step(0)[0]]
+    channels = np.concatenate([np.atleast_3d(eyes(raw)) for raw in raws], axis=0 if shape[0] == 3 else 2)
+    together = raws[2] | {"eyes": (raws[2]["eyes"][0], channels) if nested else channels}
+    batch, _ = inputs.as_batch(stacked_env, together)
+    singles = [inputs.seen(changed, inputs.as_batch(changed, raw)[0]).obs for raw in raws]
+    given = inputs.seen(stacked_env, batch).obs
+    np.testing.assert_array_equal(eyes(given), np.concatenate([eyes(single) for single in singles], axis=-1))
+    np.testing.assert_array_equal(given["board"], singles[2]["board"])
+
+
+@pytest.mark.parametrize("wrong", [{}, {"eyes": ()}, {"eyes": None}, {"eyes": (0, None)}, None], ids=str)
+def test_missing_frame_is_told_as_without_changes(wrong):
+    class Blind(Player):
+        def show(self):
+            whole = super().show()
+            whole.pop("eyes")
+            return wrong if wrong is None else whole | wrong
+
+    config = HostEnvConfig((3, 0, 0), workers=Workers(0), wrappers=Wrappers(hide=("says",)))
+    says = r"observation\['(eyes|action_mask)'\](\[\d\])? (is missing|must be uint8.* as its space declares), got"
+    for options in ({}, {"gray": True}):
+        with pytest.raises(EnvFault, match=says):
+            envs.make(partial(Blind, nested=True), 1, config, **options)
+
+
+class Scenes(Ramp):
+    """A device environment whose frame is one of several parts, and whose board is of bytes, but no picture."""
+
+    def frame(self, t):
+        levels = jnp.arange(H * W * 3, dtype=jnp.uint8).reshape(H, W, 3)
+        return {"board": jnp.full((4, 4), t, jnp.uint8), "eye": (levels + t.astype(jnp.uint8),), "z": jnp.float32(t)}
+
+
+def test_image_among_other_parts_changes_on_device():
+    bare, _ = play(envs.make(Scenes, 1), 7)
+    env = envs.make(Scenes, 1, gray=True, resize="16x17", frame_stack=2)
+    found, _ = play(env, 7)
+    frames_of = image.change(image.Frames(True, (16, 17)), bare["eye"][0][:, 0])
+    expected = stacked(np.asarray(frames_of), np.arange(7) == 4, 2)  # the fifth step is the last one of an episode
+    np.testing.assert_array_equal(found["eye"][0][:, 0], expected)
+    assert env.spec.frame_stack == 0 and found["board"].shape == (8, 1, 4, 4, 1) and (found["z"] == bare["z"]).all()
+    eye = np.concatenate([bare["eye"][0][1, 0], bare["eye"][0][2, 0]], axis=-1)
+    raw = {"board": np.full((4, 4), 3, np.uint8), "eye": (eye,), "z": np.float32(3)}
+    given = inputs.seen(env, inputs.as_batch(env, raw)[0]).obs
+    np.testing.assert_array_equal(given["eye"][0][0], found["eye"][0][2, 0])
+    assert given["board"].shape == (1, 4, 4, 1) and given["z"].tolist() == [[3.0]]
+
+
+def test_frame_without_channel_on_device_gets_one():
+    env = envs.make(partial(Ramp, shape=(H, W)), 2)
+    found, _ = play(env, 3)
+    assert found.shape == (4, 2, H, W, 1) and found.dtype == np.uint8 and env.view.raw_obs.shape == (H, W)
+    np.testing.assert_array_equal(env.view.encode_obs(np.full((1, H, W), 7, np.uint8)), np.full((1, H, W, 1), 7))
 
 
 def test_envpool_frames_change_on_device():
@@ -258,10 +372,19 @@ def test_replay_buffer_stores_single_frames():
         (
             "CartPole-v1",
             {"gray": True},
-            r"gray: the observation of gymnax/CartPole-v1 must be one image, .* float32\[4\]",
+            r"gray: the observation of gymnax/CartPole-v1 must have one image, .* float32\[4\]",
         ),
-        ("gymnasium/CartPole-v1", {"frame_stack": 4}, "frame_stack: the observation of gymnasium/CartPole-v1 must be"),
-        ("Breakout-MinAtar", {"resize": "84x84"}, r"resize: .* must be one image, uint8 .*, got bool\[10, 10, 4\]"),
+        (
+            partial(Player, name="other"),
+            {"gray": True},
+            "unsupported parts of the observation, got says Text; use --wrap",
+        ),
+        (
+            "gymnasium/CartPole-v1",
+            {"frame_stack": 4},
+            "frame_stack: the observation of gymnasium/CartPole-v1 must have",
+        ),
+        ("Breakout-MinAtar", {"resize": "84x84"}, r"resize: .* must have one image, uint8 .*, got bool\[10, 10, 4\]"),
         ("envpool/Pong-v5", {"frame_stack": 4}, "frame_stack: envpool/Pong-v5 stacks 4 frames already; leave"),
         (Ramp, {"frame_stack": 17}, "frame_stack: must be 1 to 16 for .*, got 17"),
         (Ramp, {"frame_stack": "two"}, "frame_stack: must be int for .*, got 'two'"),

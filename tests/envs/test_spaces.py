@@ -133,6 +133,19 @@ def test_narrow_dtype_maps_64_bit_to_32_bit_and_keeps_others():
     assert {name: np.dtype(spaces.narrow_dtype(name)).name for name in pairs} == pairs
 
 
+@pytest.mark.parametrize("dtype", ["f4", "u4", "i4", "u1", "?", "f2"])
+def test_narrow_dtype_is_the_object_of_numpy(dtype):
+    """Another object that is equal would be kept by JAX, and none of its arrays could be saved."""
+    for other in (np.dtype(dtype), np.dtype(dtype).newbyteorder("="), np.dtype(dtype).newbyteorder(">")):
+        assert spaces.narrow_dtype(other) is np.dtype(dtype)
+
+
+def test_bytes_without_known_bounds_are_numbers_in_a_vector_and_shades_in_an_image():
+    vector, picture = jnp.arange(5, dtype=jnp.uint8), jnp.arange(16 * 16, dtype=jnp.uint8).reshape(16, 16)
+    assert spaces.as_array(vector, None, 0).tolist() == [0, 1, 2, 3, 4]
+    assert spaces.as_array(picture, None, 0).dtype == jnp.uint8 and spaces.as_array(picture, 9, 0).dtype == jnp.float32
+
+
 def declared(noise: float = 0, seed: int = 0, text: "float | None" = 1, *, speed=0, flag=False):
     """Return nothing; its arguments are declared as users declare them."""
 

@@ -84,6 +84,46 @@ class Frames(Guess):
         return np.broadcast_to(np.array([secret, 128, 255 - secret], np.uint8)[:, None, None], (3, 16, 16)).copy()
 
 
+class GrayFrames(Guess):
+    """A gray picture without an axis for its channel."""
+
+    observation_space = S.Box(0, 255, (16, 18), np.uint8)
+
+    def show(self, secret):
+        return np.full((16, 18), secret, np.uint8)
+
+
+class Bits(Guess):
+    """A board of bits, of which one column tells the secret number."""
+
+    observation_space = S.Box(0, 1, (8, 8), np.bool_)
+
+    def show(self, secret):
+        return np.eye(8, dtype=bool) ^ np.array([secret >> i & 1 for i in range(8)], bool)[:, None] * (
+            np.arange(8) == 3
+        )
+
+
+class Tiles(Bits):
+    """A board of 0 and 1 with the size and the dtype of a picture."""
+
+    observation_space = S.Box(0, 1, (16, 16), np.uint8)
+
+    def show(self, secret):
+        return np.tile(super().show(secret), (2, 2)).astype(np.uint8)
+
+
+class Told(Guess):
+    """Text and a list of any length, which are hidden, before and after what can be read."""
+
+    observation_space = S.Dict(
+        {"aim": S.Text(9), "b": Guess.observation_space, "rest": S.Tuple((S.Sequence(S.Discrete(2)), S.Discrete(2)))}
+    )
+
+    def show(self, secret):
+        return {"aim": "guess", "b": super().show(secret), "rest": ([1] * (secret % 5), np.int64(secret % 2))}
+
+
 class Masked(Guess):
     """The right action is forbidden in each third step, and costs as much as it would have paid."""
 
@@ -108,6 +148,18 @@ class MaskedPart(Masked):
 
     def info(self):
         return {}
+
+
+class Scene(MaskedPart):
+    """A picture with channels first, a mask and a byte."""
+
+    observation_space = S.Dict(
+        {"action_mask": S.MultiBinary(2), "camera": Frames.observation_space, "x": S.Box(0, 255, (1,), np.uint8)}
+    )
+
+    def show(self, secret):
+        camera, parts = Frames.show(self, secret), super().show(secret)
+        return {"action_mask": parts["action_mask"], "camera": camera, "x": np.array([secret % 7], np.uint8)}
 
 
 class MaskedChoices(Guess):
@@ -199,13 +251,22 @@ def export_of(folder, form):
             masks = info.get("action_mask")
             masks = np.concatenate(masks) if isinstance(masks, tuple) else masks
             masks = None if masks is None else masks[None]
-            action, *after = call(jax.tree.map(lambda x: np.asarray(x)[None], obs), masks, memory)
+            action, *after = call(batch_of(obs), masks, memory)
             memory.update(zip(memory, after, strict=True))
             return np.asarray(action)[0]
 
         return act
 
     return begin
+
+
+def batch_of(obs):
+    """Return arrays [1, ...]; None in place of parts of a Tuple that are no arrays, which leave a Dict."""
+    if isinstance(obs, dict):
+        return {name: x for name, part in obs.items() if (x := batch_of(part)) is not None}
+    if isinstance(obs, tuple):
+        return tuple(map(batch_of, obs))
+    return None if isinstance(obs, str | list) else np.asarray(obs)[None]
 
 
 def stablehlo(folder, card):
@@ -225,7 +286,8 @@ def onnx(folder, card):
     kinds = {one["name"]: one["dtype"] for one in card["inputs"]}
 
     def call(obs, masks, memory):
-        given = {f"obs_{name}": x for name, x in obs.items()} if isinstance(obs, dict) else {"obs": obs}
+        paths = jax.tree_util.tree_leaves_with_path({"obs": obs})
+        given = {jax.tree_util.keystr(path, simple=True, separator="_"): x for path, x in paths}
         given |= memory if masks is None else {"action_mask": masks, **memory}
         return session.run(None, {name: x.astype(kinds[name]) for name, x in given.items()})
 
@@ -257,6 +319,13 @@ CASES = {  # options, and the formats that fit
     "index": ({"env": Shifted}, FORMATS[:2]),
     "parts": ({"env": Parts}, FORMATS[:2]),
     "image": ({"env": Frames, "network": "mlp"}, FORMATS[:2]),
+    "gray": ({"env": GrayFrames}, FORMATS[:2]),
+    "gray, mlp": ({"env": GrayFrames, "network": "mlp"}, FORMATS),
+    "board": ({"env": Bits, "network": "mlp"}, FORMATS),
+    "board, convolved": ({"env": Bits}, FORMATS[:2]),
+    "tiles": ({"env": Tiles}, FORMATS[:2]),
+    "text": ({"env": Told, "wrap": ["hide=aim", "hide=rest/0"]}, FORMATS[:2]),
+    "resized part": ({"env": Scene, "env_options": {"gray": True, "resize": "17x8"}}, FORMATS[:2]),
     "memory": ({"env": Masked, "memory": "gru", "memory.size": 8, "rollout_length": 16}, FORMATS[:2]),
     "normalized": ({"env": Guess, "normalize_observations": True}, FORMATS),
     "hide": ({"env": Guess, "wrap": "hide=1"}, FORMATS),

@@ -691,6 +691,7 @@ def test_network_concatenates_image_features_with_vector():
         ([(7, 7, 3), (2,)], jnp.uint8, "mlp"),  # object numbers, as in MiniGrid
         ([(64, 64, 3), (2,)], jnp.float32, "mlp"),
         ([(64, 64, 3), (64, 64, 3)], jnp.uint8, "mlp"),
+        ([(7, 7, 3), (64, 64, 3)], jnp.uint8, "nature"),
         ([(3,), (2,)], jnp.uint8, "mlp"),
     ],
 )

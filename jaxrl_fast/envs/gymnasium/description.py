@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -21,7 +21,7 @@ from jaxrl_fast.envs.host.env import make_env
 from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
 from jaxrl_fast.envs.spaces import allowed, without_mask
 from jaxrl_fast.envs.wrappers import frame_skip, image
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space, View
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
 from jaxrl_fast.utils.devices import num_cores
 
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
@@ -44,7 +44,8 @@ class Description(NamedTuple):
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments; one is made and tried first."""
-    return from_description(describe(source, bool(config.wrappers.quarantine)), num_envs, config)
+    wrappers = config.wrappers
+    return from_description(describe(source, bool(wrappers.quarantine), wrappers.hide), num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -55,15 +56,22 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     open_pool = functools.partial(_open, described, num_workers, config)
     bridge = choose_bridge(described.source.env_id, config.bridge)
     env = make_env(pool, open_pool, config, bridge, described.warnings, num_workers)
-    view = env.view._replace(resize=functools.partial(from_description, described))
-    return env._replace(view=view if described.source.changes is None else _of_whole_frames(described.source, view))
+    env = env._replace(view=env.view._replace(resize=functools.partial(from_description, described)))
+    return env if described.source.whole_image is None else _of_whole_frames(env, described.source)
 
 
-def _of_whole_frames(source: Source, view: View) -> View:
-    """Return the view of frames before pools change them."""
-    space, frames = source.whole_space, image.parse(source.env_id, source.frame_options)
-    encode = lambda raw: image.change(frames, gymnasium_spaces.encode(space, raw))
-    return view._replace(raw_obs=jax.ShapeDtypeStruct(space.shape, space.dtype), encode_obs=encode)
+def _of_whole_frames(env: Env, source: Source) -> Env:
+    """Return the environments with a view of frames before pools change them."""
+    assert source.whole_image, "frames change"
+    (index, space), frames = source.whole_image, image.parse(source.env_id, source.frame_options)
+    raw = env.spec.obs if env.view.raw_obs is None else env.view.raw_obs
+
+    def encode(whole: PyTree) -> PyTree:
+        changed = image.change(frames, gymnasium_spaces.encode(space, jax.tree.leaves(whole)[index]))
+        return env.view.encode_obs(image.replaced(whole, index, changed))
+
+    raw = image.replaced(raw, index, jax.ShapeDtypeStruct(space.shape, space.dtype))
+    return env._replace(view=env.view._replace(raw_obs=raw, encode_obs=encode))
 
 
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
@@ -94,20 +102,20 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
 
 
-def describe(source: Source, quarantine: bool = False) -> Description:
+def describe(source: Source, quarantine: bool = False, hidden: Collection[str] = ()) -> Description:
     """Make one environment, and step it for a moment. Raise ValueError if its spaces are not supported.
 
-    With `quarantine`, numbers that are not finite are accepted.
+    With `quarantine`, numbers that are not finite are accepted. Parts of the observation that are `hidden` may be
+    anything.
     """
-    source = source.with_changes()
+    source = source.with_changes(hidden)
     env = source.make()
     if env.spec is not None and not source.is_named:
         source = source._replace(env_id=f"gymnasium/{env.spec.id}")
     try:
         env_id, space = source.env_id, env.action_space
         action, start, bounds = gymnasium_spaces.action_space(env_id, space)
-        gymnasium_spaces.check_observation(env_id, env.observation_space)
-        tree = gymnasium_spaces.as_tree(env.observation_space)
+        tree = gymnasium_spaces.observation_tree(env_id, env.observation_space, hidden)
         layout = _layout(tree, space)
         is_part = gymnasium_spaces.is_action_mask(tree, action)
         if not is_part:
@@ -162,6 +170,8 @@ def _layout(tree: PyTree, action: Any) -> Layout:
             return {name: add(part, (*path, name)) for name, part in space.items()}
         if isinstance(space, tuple):
             return tuple(add(part, (*path, i)) for i, part in enumerate(space))
+        if space is None:
+            return None
         low, high, is_index = gymnasium_spaces.limits(space)
         dtype = np.dtype(space.dtype)
         leaves.append(Leaf(path, tuple(space.shape), dtype, gymnasium_spaces.stored_dtype(space), low, high, is_index))

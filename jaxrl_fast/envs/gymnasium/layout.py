@@ -45,7 +45,7 @@ class Layout(NamedTuple):
     """The arrays of one environment's row."""
 
     leaves: tuple[Leaf, ...]
-    tree: Any  # the observation with the indices of leaves in place of arrays
+    tree: Any  # the observation with the indices of leaves in place of arrays; None for parts that are left out
     action_shape: tuple[int, ...]
     action_dtype: np.dtype
     mask_size: int = 0  # entries of the action mask in `info`; 0: there is none
@@ -126,7 +126,9 @@ def build(tree: Any, leaves: tuple[Any, ...] | list[Any]) -> Any:
     """Return the tree with leaves in place of their indices."""
     if isinstance(tree, dict):
         return {key: build(part, leaves) for key, part in tree.items()}
-    return tuple(build(part, leaves) for part in tree) if isinstance(tree, tuple) else leaves[tree]
+    if isinstance(tree, tuple):
+        return tuple(build(part, leaves) for part in tree)
+    return None if tree is None else leaves[tree]
 
 
 def _kinds(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], Any]]:

@@ -73,20 +73,48 @@ class FrameSkip(gymnasium.Wrapper):
 class ChangeFrames(gymnasium.ObservationWrapper):
     """Returns gray or resized frames, so that whole ones need not cross to the device."""
 
-    def __init__(self, env: Any, gray: bool, size: tuple[int, int] | None, channels_first: bool) -> None:
+    def __init__(
+        self, env: Any, gray: bool, size: tuple[int, int] | None, channels_first: bool, path: tuple[Any, ...] = ()
+    ) -> None:
+        """`path` has the keys and indices from an observation to its image."""
         super().__init__(env)
-        self.gray, self.size, self.channels_first = gray, size, channels_first
-        shape = self._changed(np.zeros(env.observation_space.shape, np.uint8)).shape
-        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.gray, self.size, self.channels_first, self.path = gray, size, channels_first, path
+        self.whole = _at(env.observation_space, path)
+        shape = self._changed(np.zeros(self.whole.shape, np.uint8)).shape
+        changed = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.observation_space = _with_part(env.observation_space, path, changed)
 
     def observation(self, observation: Any) -> Any:
         """Return a valid frame as uint8 [H', W', C']. Other values are returned unchanged, and rejected later."""
-        space = self.env.observation_space
-        array = np.asarray(observation)
-        is_declared = array.dtype == space.dtype and array.shape == space.shape
-        return self._changed(array) if is_declared else observation
+        try:
+            array = np.asarray(_at(observation, self.path))
+        except (KeyError, IndexError, TypeError):  # a part is missing
+            return observation
+        if array.dtype != self.whole.dtype or array.shape != self.whole.shape:
+            return observation
+        return _with_part(observation, self.path, self._changed(array))
 
     def _changed(self, frame: np.ndarray) -> np.ndarray:
         frame = np.moveaxis(frame, 0, -1) if self.channels_first else frame
         changed: np.ndarray = frames.change(self.gray, self.size, frame[None])[0]
         return changed
+
+
+def _at(whole: Any, path: tuple[Any, ...]) -> Any:
+    """Return a part of an observation or of its space."""
+    for key in path:
+        whole = whole[key]
+    return whole
+
+
+def _with_part(whole: Any, path: tuple[Any, ...], part: Any) -> Any:
+    """Return an observation, or its space, with another part."""
+    if not path:
+        return part
+    inner = _with_part(whole[path[0]], path[1:], part)
+    is_space = isinstance(whole, gymnasium.Space)
+    if isinstance(whole, Mapping):
+        changed = {**whole, path[0]: inner}
+        return gymnasium.spaces.Dict(changed) if is_space else changed
+    parts = tuple(inner if i == path[0] else x for i, x in enumerate(whole))
+    return gymnasium.spaces.Tuple(parts) if is_space else parts

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
+import jax
 
-from jaxrl_fast.envs import construct
+from jaxrl_fast.envs import construct, interfaces
 from jaxrl_fast.envs.gymnasium import instance, spaces
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.wrappers import frame_skip, image
@@ -28,7 +29,7 @@ class Source(NamedTuple):
     frame_skip: int = 1  # steps for each action
     frame_options: Mapping[str, Any] = {}  # `gray` and `resize`, as the user gave them
     changes: Mapping[str, Any] | None = None  # the arguments of `making.ChangeFrames`
-    whole_space: Any = None  # of the frames before these changes
+    whole_image: tuple[int, Any] | None = None  # its index among the parts of an observation, and its space before
     is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
@@ -56,17 +57,19 @@ class Source(NamedTuple):
             self.changes,
         )
 
-    def with_changes(self) -> "Source":
+    def with_changes(self, hidden: Collection[str]) -> "Source":
         """Return the source of environments with changed frames. Raise ValueError if they have none."""
         if not self.frame_options:
             return self
         env = self.make()
-        space = env.observation_space
+        tree = spaces.observation_tree(self.env_id, env.observation_space, hidden)
         env.close()
-        frames = image.check(self.env_id, self.frame_options, spaces.seen(space))
+        frames, index = image.check(self.env_id, self.frame_options, spaces.seen(tree))
+        keys, space = jax.tree.leaves_with_path(tree)[index]
+        path = tuple(getattr(key, "key", getattr(key, "idx", None)) for key in keys)
         first = spaces.is_channel_first_image(space.shape, space.dtype)
-        changes = dict(gray=frames.gray, size=frames.resize, channels_first=first)
-        return self._replace(changes=changes, whole_space=space)
+        changes = dict(gray=frames.gray, size=frames.resize, channels_first=first, path=path)
+        return self._replace(changes=changes, whole_image=(index, space))
 
 
 def from_id(name: str, options: Mapping[str, Any]) -> Source:
@@ -99,6 +102,7 @@ def _registered(name: str) -> tuple[str, Any, dict[str, Any]]:
     if spec is None:
         known = [key for key in gymnasium.registry if key.partition("-v")[0] == bare.partition("-v")[0]]
         hint = f"; it registers {known[0]}" if known else ""
+        hint = "; it is of old gym, use a package for gymnasium" if interfaces.is_of_old_gym(bare) else hint
         raise ValueError(f"unknown environment {name!r}: module {module!r} does not register {bare!r}{hint}")
     return env_id, spec, {**construct.arguments(_creator(env_id, spec)), **spec.kwargs}
 

@@ -1,10 +1,11 @@
 """Convert gymnasium's spaces and observations to the form that agents see. For backends that depend on gymnasium.
 
-Agents see images as uint8 [H, W, C], small counts as one-hot vectors, and other observations as float32.
+Agents see images as uint8 [H, W, C], boards as bool [H, W, C], small counts as one-hot vectors, and other observations
+as float32.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs.spaces import Bounds, as_numbers, narrow_dtype, true_bounds
+from jaxrl_fast.envs.spaces import Bounds, as_array, narrow_dtype, true_bounds
+from jaxrl_fast.envs.wrappers import hide
 from jaxrl_fast.networks import reading
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
 from jaxrl_fast.utils.parsing import one_line
@@ -35,9 +37,11 @@ def action_space(env_id: str, space: Any) -> tuple[Discrete | MultiDiscrete | Bo
         return MultiDiscrete(tuple(space.nvec.reshape(-1).tolist())), space.start.reshape(-1).astype(np.int32), ()
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return MultiDiscrete((2,) * math.prod(space.shape)), 0, ()
+    if isinstance(space, gymnasium.spaces.Tuple | gymnasium.spaces.Dict):
+        raise ValueError(f"{unsupported}; make one space of its parts in a gymnasium.ActionWrapper, such as a Box")
     if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(f"{unsupported}; it must be Discrete, MultiDiscrete, MultiBinary or a Box of floats")
-    return Box(space.shape or (1,)), 0, true_bounds(unsupported, space.low, space.high, space.shape)
+    return Box((math.prod(space.shape),)), 0, true_bounds(unsupported, space.low, space.high, space.shape)
 
 
 def as_tree(space: Any) -> PyTree:
@@ -48,22 +52,39 @@ def as_tree(space: Any) -> PyTree:
     return {name: as_tree(part) for name, part in inner.items()} if isinstance(inner, Mapping) else inner
 
 
-def check_observation(env_id: str, space: Any) -> None:
-    """Raise ValueError unless an observation consists of arrays of numbers with a fixed size."""
+def observation_tree(env_id: str, space: Any, hidden: Collection[str] = ()) -> PyTree:
+    """Return the tree of spaces of an observation, with None for each part that is hidden and unreadable.
+
+    Raise ValueError unless all other parts are arrays of numbers with a fixed size.
+    """
     unsupported = f"{env_id}: unsupported observation space, got {one_line(space)}"
     try:
-        tree = as_tree(space)
-        parts = jax.tree.leaves(tree)
+        found, structure = jax.tree.flatten_with_path(as_tree(space))
     except (TypeError, ValueError) as error:  # keys of different types have no order
         raise ValueError(f"{unsupported}; the keys of a Dict must be of one type, such as text") from error
-    if not all(isinstance(part, ARRAYS) and np.dtype(part.dtype).kind in "buif" for part in parts):
+    parts = {hide.path_of(keys): part for keys, part in found}
+    if len(parts) < len(found):
+        names = [hide.path_of(keys) for keys, _ in found]
+        twice = min(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{unsupported}; two parts have the name {twice}, rename a key")
+    other = [name for name, part in parts.items() if not _is_array(part) or not math.prod(part.shape)]
+    wrong = [name for name in other if not hide.is_within(name, hidden)]
+    if wrong and len(other) < len(parts):
+        got = ", ".join(f"{name} {type(parts[name]).__name__}{parts[name].shape or ''}" for name in wrong)
+        remedy = ",".join(f"hide={name}" for name in wrong)
+        raise ValueError(f"{env_id}: unsupported parts of the observation, got {got}; use --wrap {remedy}")
+    if not parts or wrong and all(map(_is_array, parts.values())):
+        raise ValueError(f"{unsupported}; none of its parts may be empty")
+    if wrong:
         kinds = ", ".join(kind.__name__ for kind in ARRAYS)
         raise ValueError(f"{unsupported}; it must consist of {kinds}, in Dict and Tuple")
-    if not parts or not all(math.prod(part.shape) for part in parts):
-        raise ValueError(f"{unsupported}; none of its parts may be empty")
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{unsupported}; two parts have the name {min(twice)}, rename a key")
+    kept = [None if name in other else part for name, part in parts.items()]
+    tree: PyTree = jax.tree.unflatten(structure, kept)
+    return tree
+
+
+def _is_array(space: Any) -> bool:
+    return isinstance(space, ARRAYS) and np.dtype(space.dtype).kind in "buif"
 
 
 def limits(space: Any) -> tuple[Any, Any, bool]:
@@ -122,9 +143,8 @@ def encode(spaces: PyTree, obs: PyTree) -> PyTree:
     return jax.tree.map(_encode, obs, spaces)
 
 
-def seen(space: Any) -> PyTree:
-    """Return shapes and dtypes of one environment's observation, as agents see it."""
-    tree = as_tree(space)
+def seen(tree: PyTree) -> PyTree:
+    """Return shapes and dtypes of one environment's observation, as agents see it, from a tree of spaces."""
     raw = jax.tree.map(lambda part: jax.ShapeDtypeStruct((1, *part.shape), stored_dtype(part)), tree)
     obs = jax.eval_shape(lambda raw: encode(tree, raw), raw)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
@@ -138,14 +158,11 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
         flat, nums = x.reshape(x.shape[0], -1) - space.start.reshape(1, -1), space.nvec.reshape(-1).tolist()
         each = [jax.nn.one_hot(flat[:, i], num, dtype=jnp.float32) for i, num in enumerate(nums)]
         return jnp.concatenate(each, axis=1)
-    if is_channel_first_image(x.shape[1:], x.dtype):
-        return jnp.moveaxis(x, 1, -1)
-    x = x[:, None] if x.ndim == 1 else x
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return (x - np.broadcast_to(space.start, x.shape).astype(x.dtype)).astype(jnp.float32)
-    if x.dtype == jnp.bool_ or x.dtype == jnp.uint8 and x.ndim > 2:
-        return x
-    return as_numbers(x, getattr(space, "high", 0))
+        return as_array((x - np.broadcast_to(space.start, x.shape).astype(x.dtype)).astype(jnp.float32), high=0)
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return as_array(x.astype(bool) if x.ndim > 2 else x, high=1)
+    return as_array(jnp.moveaxis(x, 1, -1) if is_channel_first_image(x.shape[1:], x.dtype) else x, space.high)
 
 
 def is_channel_first_image(shape: tuple[int, ...], dtype: Any) -> bool:

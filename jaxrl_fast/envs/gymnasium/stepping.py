@@ -15,6 +15,7 @@ from jaxrl_fast.utils.errors import EnvFault, EnvInterrupted, blame, why
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
 REMEDY = "; wrap quarantine resets the environment instead"
+SUM_REWARDS = "; add them up: gymnasium.wrappers.TransformReward(env, lambda rewards: rewards @ weights)"
 MAX_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -216,7 +217,8 @@ class Stepper:
         if type(reward) is not float:
             value = np.asarray(reward) if reward is not None else None
             if value is None or value.size != 1 or value.dtype.kind not in "buif":
-                self._fault(i, "reward must be one number", _got(reward))
+                several = value is not None and value.size > 1 and value.dtype.kind in "buif"
+                self._fault(i, "reward must be one number", _got(reward), SUM_REWARDS if several else "")
             reward = float(value.reshape(()))
         if not abs(reward) <= MAX_REWARD and not self.quarantine:
             self._fault(i, "reward must be finite in float32", f"{reward}", REMEDY)

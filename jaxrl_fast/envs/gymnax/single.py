@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
-from jaxrl_fast.envs.spaces import allowed, as_numbers, readable, to_env_action
+from jaxrl_fast.envs.spaces import allowed, as_array, readable, to_env_action
 from jaxrl_fast.envs.wrappers.frame_skip import FrameSkip
 from jaxrl_fast.envs.wrappers.ranges import Drawn
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
@@ -97,9 +97,7 @@ def _encode_leaf(is_board: bool, num_leading: int, space: Any, leaf: jax.Array) 
         return leaf.astype(bool)
     if leaf.ndim == 0 and is_discrete(space):
         return jax.nn.one_hot(leaf, space.n, dtype=jnp.float32)
-    leaf = jnp.atleast_1d(leaf)
-    is_image = leaf.dtype == jnp.uint8 and leaf.ndim - num_leading > 1
-    return leaf if leaf.dtype == jnp.bool_ or is_image else as_numbers(leaf, getattr(space, "high", 0))
+    return as_array(leaf, getattr(space, "high", None), num_leading)
 
 
 def is_discrete(space: Any) -> bool:

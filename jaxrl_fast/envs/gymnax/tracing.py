@@ -4,6 +4,7 @@ Shapes and dtypes are those that its functions return, because declared spaces m
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -147,7 +148,8 @@ def _check_scalar(name: str, value: Any, alternative: str = "") -> None:
         raise _Unusable(f"its {name} must be one number{alternative}, got {_type_of(value)}")
     value = jnp.asarray(value)
     if value.size != 1:
-        raise _Unusable(f"its {name} must be one number{alternative}, got shape {value.shape}")
+        remedy = "; add them up with weights" if name == "reward" and not alternative else ""
+        raise _Unusable(f"its {name} must be one number{alternative}, got shape {value.shape}{remedy}")
     if not (
         value.dtype == bool or jnp.issubdtype(value.dtype, jnp.integer) or jnp.issubdtype(value.dtype, jnp.floating)
     ):
@@ -219,4 +221,4 @@ def _action(env_id: str, space: Any) -> tuple[types.Space, Any]:
     if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
         raise ValueError(f"{unsupported}; it must be gymnax's Discrete or Box of floats")
     bounds = true_bounds(unsupported, space.low, space.high, space.shape)
-    return types.Box(tuple(space.shape) or (1,)), bounds
+    return types.Box((math.prod(space.shape),)), bounds

@@ -5,7 +5,7 @@ within a part. Hidden parts leave the observation, whose shape shrinks. Rewards 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -56,9 +56,10 @@ def find(env: Env, names: Sequence[str]) -> Visible:
     both = zip(shapes, raw_parts(env), strict=True)
     lengths = [x.shape[0] if x.ndim == 1 and x.shape == raw.shape else 0 for x, raw in both]
     hidden: list[set[int]] = [set() for _ in shapes]
+    absent, _ = _paths(jax.tree.map(lambda x: x is None or None, spec.obs, is_leaf=lambda x: x is None))
     for name in names:
         gone = _named(name, paths, lengths)
-        if not gone:
+        if not gone and not any(is_within(path, (name,)) for path in absent):
             _refuse(env, name, paths, lengths)
         for i, entries in gone.items():
             hidden[i] |= entries
@@ -118,7 +119,7 @@ def _named(name: str, paths: list[str], lengths: list[int]) -> dict[int, set[int
     found = {}
     for i, (path, length) in enumerate(zip(paths, lengths, strict=True)):
         prefix, _, last = name.rpartition("/")
-        if path and (path == name or path.startswith(f"{name}/")):
+        if is_within(path, (name,)):
             found[i] = set(range(max(length, 1)))
         elif path == prefix and last.isdecimal() and int(last) < length:
             found[i] = {int(last)}
@@ -130,10 +131,20 @@ def _kept(num: int, gone: set[int]) -> np.ndarray | None:
     return np.array([i for i in range(num) if i not in gone], int) if gone else None
 
 
+def path_of(keys: Any) -> str:
+    """Return the path of a part, "" for an observation of one part, from JAX's keys for it."""
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
+
+
+def is_within(path: str, names: Collection[str]) -> bool:
+    """Return whether the part of this path is named, or lies within a part that is."""
+    return bool(path) and any(path == name or path.startswith(f"{name}/") for name in names)
+
+
 def _paths(obs: PyTree) -> tuple[list[str], list[Any]]:
-    """Return the path of each part, "" for an observation of one part, and the parts."""
+    """Return the path of each part and the parts."""
     found = jax.tree_util.tree_flatten_with_path(obs)[0]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found], [part for _, part in found]
+    return [path_of(keys) for keys, _ in found], [part for _, part in found]
 
 
 def _refuse(env: Env, name: str, paths: list[str], lengths: list[int]) -> NoReturn:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast import kernels
-from jaxrl_fast.evaluation.inputs import raw_obs, seen, takes_mask
+from jaxrl_fast.evaluation.inputs import arrays_of, seen, takes_mask
 from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.rollout import initial_carry
@@ -92,7 +92,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
     mask: Any = ShapeDtypeStruct((env.spec.action.num_outputs,), jnp.bool_)
-    given = PolicyInput(raw_obs(env), mask if takes_mask(env) else None)
+    given = PolicyInput(arrays_of(env), mask if takes_mask(env) else None)
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))

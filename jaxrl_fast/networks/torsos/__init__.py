@@ -84,11 +84,11 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
         )
     if kind in VECTORS or observations == "vector":
         return kind if kind in VECTORS else "mlp"
-    images = [leaf for leaf in leaves if len(leaf.shape) == 3]
-    has_image = len(images) == 1 and reading.is_image(images[0], observations)
+    image = reading.only_image(leaves, observations)
+    has_image = image is not None and reading.is_image(leaves[image], observations)
     if kind == "auto" and (len(shape) < 3 if shape is not None else not has_image):
         return "mlp"
-    shape = reading.shape(images[0], observations) if len(images) == 1 else shape
+    shape = shape if image is None else reading.shape(leaves[image], observations)
     if shape is None or len(shape) != 3:
         raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")
     side, smallest = min(shape[:2]), 1 if kind == "auto" else KINDS[kind].min_side
@@ -130,7 +130,8 @@ class Torso(nn.Module):
         pairs = list(zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True))
         if self.stem is None:
             return self.mlp(jnp.concatenate([self._flatten(spec, x) for spec, x in pairs], axis=-1))
-        image = next(i for i, (spec, _) in enumerate(pairs) if len(spec.shape) == 3)
+        image = reading.only_image([spec for spec, _ in pairs], self.observations)
+        assert image is not None, "`choose_kind` has found it"
         spec, x = pairs.pop(image)
         features = self._convolve(spec, x)
         if pairs:
