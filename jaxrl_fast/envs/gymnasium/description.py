@@ -23,6 +23,8 @@ from jaxrl_fast.envs.spaces import allowed, without_mask
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space, View
 from jaxrl_fast.utils.devices import num_cores
+from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.threads import needs_main_thread, one_thread
 
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
 MIN_SAVED_S = 1e-3  # seconds that workers must save per step of all environments, to be chosen by "auto"
@@ -40,11 +42,20 @@ class Description(NamedTuple):
     compute_s: float  # seconds of a step that this process computes
     copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
     warnings: tuple[str, ...] = ()  # one sentence each
+    why_main: str = ""  # the error of an environment outside of the main thread; "": it works in any one thread
 
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
-    """Return N environments; one is made and tried first."""
-    return from_description(describe(source, bool(config.wrappers.quarantine)), num_envs, config)
+    """Return N environments; one is made and tried first, in a thread of its own as those of a `LocalPool`."""
+    quarantine = bool(config.wrappers.quarantine)
+    try:
+        with one_thread("trial") as thread:
+            described = thread.call(describe, source, quarantine)
+    except Exception as error:  # environments may raise anything
+        if not needs_main_thread(error):
+            raise
+        described = describe(source, quarantine)._replace(why_main=why(error))
+    return from_description(described, num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -52,6 +63,11 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     num = num_envs_per_pool(num_envs, config)
     pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
     num_workers = choose_num_workers(described, num, config)
+    if described.why_main and config.workers.num == 0:
+        problem = f"{described.source.env_id} works in the main thread of a process only ({described.why_main}), got 0"
+        described = described._replace(
+            warnings=(*described.warnings, f"host.workers: {problem}; a worker process steps it")
+        )
     open_pool = functools.partial(_open, described, num_workers, config)
     bridge = choose_bridge(described.source.env_id, config.bridge)
     env = make_env(pool, open_pool, config, bridge, described.warnings, num_workers)
@@ -83,7 +99,7 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     thread at a time.
     """
     if config.workers.num != "auto":
-        return min(int(config.workers.num), num_envs)
+        return min(max(int(config.workers.num), bool(described.why_main)), num_envs)
     waits = described.compute_s < WAITING * described.step_s
     num_pools = max(config.num_async_pools, 1) * config.shard.num
     most = min(num_envs, max((MAX_WAITING if waits else num_cores()) // num_pools, 1))
@@ -91,7 +107,8 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     saved_s = num_envs * config.shard.num * described.step_s * (1 - 1 / at_once)
     if at_once > 1 and saved_s >= MIN_SAVED_S:
         return most
-    return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
+    # Asynchronous pools step while this process computes.
+    return 1 if config.num_async_pools or described.why_main else 0
 
 
 def describe(source: Source, quarantine: bool = False) -> Description:

@@ -3,6 +3,7 @@
 Trajectories do not depend on the number of workers, because each environment has its own seed.
 """
 
+import contextlib
 import itertools
 import pickle
 import time
@@ -21,6 +22,7 @@ from jaxrl_fast.envs.host.pool import Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import EnvFault, WorkerTraceback, blame, why
+from jaxrl_fast.utils.threads import OneThread
 
 IN_USE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # environments of open local pools
 
@@ -37,25 +39,29 @@ def row_of(layout: Layout, arrays: Arrays) -> Row:
 
 
 class LocalPool:
-    """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
+    """n environments in one thread of this process, as `host_pool.HostPool`. They step while their row is received.
+
+    A compiled program calls the pool from threads that change.
+    """
 
     def __init__(
         self, recipe: Recipe, seeds: Sequence[int], copy_method: Callable[[], Method] = lambda: "pickle"
     ) -> None:
         self.layout, self.arrays = recipe.layout, allocate(recipe.layout, len(seeds))
         self.copy_method, self.pending = copy_method, False
-        self.stepper = Stepper(recipe, seeds, self.arrays)
+        self.thread = OneThread("environments")
         try:
+            self.stepper = self.thread.call(Stepper, recipe, seeds, self.arrays)
             self.stepper.check_distinct(set(IN_USE))
-        except EnvFault:
-            self.stepper.envs.clear()  # they belong to another pool
+        except BaseException:
+            self.thread.close()
             raise
         IN_USE.update({id(env.unwrapped): env.unwrapped for env in self.stepper.envs})
 
     def reset(self) -> PyTree:
         """Start n episodes."""
         self.pending = False
-        self.stepper.reset()
+        self.thread.call(self.stepper.reset)
         self._warn()
         return rows_of(self.layout, self.arrays)
 
@@ -77,7 +83,7 @@ class LocalPool:
         """Take the step, unless it has been taken."""
         if self.pending:
             self.pending = False
-            self.stepper.step()
+            self.thread.call(self.stepper.step)
             self._warn()
 
     def row(self) -> Row:
@@ -91,22 +97,23 @@ class LocalPool:
     def get_state(self) -> dict[str, np.ndarray]:
         """Take a pending step, and return the state of all environments."""
         self.finish()
-        return pack(self.arrays, self.stepper.get_states(self.copy_method()))
+        return pack(self.arrays, self.thread.call(self.stepper.get_states, self.copy_method()))
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a state."""
         self.pending = False
-        self.stepper.set_states(self.copy_method(), unpack(self.arrays, state))
+        self.thread.call(self.stepper.set_states, self.copy_method(), unpack(self.arrays, state))
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
-        return self.stepper.render()
+        return self.thread.call(self.stepper.render)
 
     def close(self) -> None:
         """Close the environments."""
         for env in self.stepper.envs:
             IN_USE.pop(id(env.unwrapped), None)
-        self.stepper.close()
+        with contextlib.closing(self.thread):
+            self.thread.call(self.stepper.close)
 
     def _warn(self) -> None:
         if self.stepper.warning:
