@@ -25,6 +25,7 @@ from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree,
 from jaxrl_fast.utils.devices import num_cores
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.threads import needs_main_thread, one_thread
+from jaxrl_fast.utils.warnings import once, warn
 
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
 MIN_SAVED_S = 1e-3  # seconds that workers must save per step of all environments, to be chosen by "auto"
@@ -42,6 +43,7 @@ class Description(NamedTuple):
     compute_s: float  # seconds of a step that this process computes
     copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
     warnings: tuple[str, ...] = ()  # one sentence each
+    warn: Callable[[str], None] = warn  # of values outside their space, for all pools together
     why_main: str = ""  # the error of an environment outside of the main thread; "": it works in any one thread
 
 
@@ -88,8 +90,9 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
     recipe = Recipe(source.env_id, source.maker(config.render), described.layout, quarantine)
     method = lambda: described.copy_method()[0]
     if not num_workers:
-        return LocalPool(recipe, seeds, method)
-    return WorkerPool(recipe, seeds, method, num_workers=num_workers, timeout_s=config.workers.timeout)
+        return LocalPool(recipe, seeds, method, described.warn)
+    timeout_s = config.workers.timeout
+    return WorkerPool(recipe, seeds, method, described.warn, num_workers=num_workers, timeout_s=timeout_s)
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
@@ -154,7 +157,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
     )
     source = source._replace(takes_render_mode=source.takes_render_mode and can_render)
     warnings = gymnasium_spaces.warnings(env_id, visible(tree) if is_part else tree)
-    return Description(source, layout, pool, step_s, compute_s, method, warnings)
+    return Description(source, layout, pool, step_s, compute_s, method, warnings, once(warn))
 
 
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:

@@ -45,10 +45,14 @@ class LocalPool:
     """
 
     def __init__(
-        self, recipe: Recipe, seeds: Sequence[int], copy_method: Callable[[], Method] = lambda: "pickle"
+        self,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        copy_method: Callable[[], Method] = lambda: "pickle",
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.layout, self.arrays = recipe.layout, allocate(recipe.layout, len(seeds))
-        self.copy_method, self.pending = copy_method, False
+        self.copy_method, self.warn, self.pending = copy_method, warn, False
         self.thread = OneThread("environments")
         try:
             self.stepper = self.thread.call(Stepper, recipe, seeds, self.arrays)
@@ -117,7 +121,7 @@ class LocalPool:
 
     def _warn(self) -> None:
         if self.stepper.warning:
-            warnings.warn(self.stepper.warning)
+            self.warn(self.stepper.warning)
             self.stepper.warning = ""
 
 
@@ -129,6 +133,7 @@ class WorkerPool:
         recipe: Recipe,
         seeds: Sequence[int],
         copy_method: Callable[[], Method] = lambda: "pickle",
+        warn: Callable[[str], None] = warnings.warn,
         *,
         num_workers: int,
         timeout_s: float,
@@ -147,7 +152,7 @@ class WorkerPool:
             problem = f"{self.env_id} cannot be sent to another process ({why(error)})"
             raise ValueError(f"host.workers: {problem}, got {num_workers}; use 0") from error
         self.layout, self.timeout_s = layout, timeout_s or None
-        self.copy_method = copy_method
+        self.copy_method, self.warn = copy_method, warn
         self.num_pending = 0  # workers whose step has not been waited for
         self.memory = SharedMemory(num_bytes(layout, len(seeds)))
         self.arrays = self.memory.arrays(layout, len(seeds))
@@ -240,7 +245,7 @@ class WorkerPool:
         for one in self.workers:
             warning = self._answer(one, timeout_s)
             if warning:
-                warnings.warn(warning)
+                self.warn(warning)
 
     def _answers(self) -> list[Any]:
         """Return the answers of all workers. If some failed, raise the first exception after reading all answers.
