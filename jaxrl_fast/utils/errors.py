@@ -49,6 +49,14 @@ def blame(error: BaseException, place: str) -> None:
         error.add_note(BLAME + place)
 
 
+def advise(error: BaseException, remedy: str) -> None:
+    """Add a remedy to the note of an exception that an environment has raised."""
+    place = blamed(error)
+    if place is not None:
+        error.__notes__ = [note for note in error.__notes__ if not note.startswith(BLAME)]
+        blame(error, f"{place}; {remedy}")
+
+
 def blamed(error: BaseException) -> str | None:
     """Return where an environment has raised this exception, or None if it is of another origin."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(BLAME)]

@@ -44,7 +44,8 @@ class Stepper:
         try:
             self.envs.append(make())
         except Exception as error:
-            blame(error, f"{self.env_id}: environment {self.first + i} could not be made")
+            only_one = "; if only one can exist at a time, use num_envs 1" if self.first + i else ""
+            blame(error, f"{self.env_id}: environment {self.first + i} could not be made{only_one}")
             raise
 
     def check_distinct(self, others: Collection[int] = ()) -> None:
