@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_fast.envs.gymnasium import values
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Recipe
+from jaxrl_fast.envs.gymnasium.resetting import Episode, hint
 from jaxrl_fast.envs.gymnasium.values import MAX_REWARD, Ranges, WrongValue
 from jaxrl_fast.utils.errors import EnvFault, EnvInterrupted, blame, why
 
@@ -30,6 +31,7 @@ class Stepper:
         is_plain = not others and not leaf.path and not self.layout.mask_size
         self.only_leaf = leaf if is_plain else None  # of observations that are one array
         self.seeds: list[int | None] = list(seeds)  # for the next reset; None: no new seed
+        self.episodes: list[list[Episode]] = [[] for _ in seeds]  # that come first in each environment
         self.ended = [False] * len(seeds)
         self.envs: list[Any] = []
         try:
@@ -108,6 +110,11 @@ class Stepper:
         """Give each environment a new seed for its next reset."""
         self.seeds = list(seeds)
 
+    def set_episodes(self, episodes: Sequence[Episode], each: int) -> None:
+        """Begin the next episodes as these say: `each` of an environment, one environment of the pool after another."""
+        for i in range(len(self.envs)):
+            self.episodes[i] = list(episodes[(self.first + i) * each :][:each])
+
     def get_states(self, method: Method) -> list[EnvState]:
         """Return the state of each environment."""
         states: list[EnvState] = []
@@ -159,12 +166,14 @@ class Stepper:
 
     def _begin(self, i: int) -> None:
         """Reset environment i."""
-        arrays, seed = self.arrays, self.seeds[i]
+        arrays, episode = self.arrays, Episode(self.seeds[i])
+        if self.episodes[i]:
+            episode = self.episodes[i].pop(0)
         arrays.episode[i] += 1
         arrays.length[i] = 0
         arrays.busy[i] = True
         try:
-            outcome = self.envs[i].reset() if seed is None else self.envs[i].reset(seed=seed)
+            outcome = episode.begin(self.envs[i])
         except BaseException as error:
             self._failed("reset", i, error)
         try:
@@ -204,7 +213,7 @@ class Stepper:
             raise EnvFault(
                 f"{self.env_id}: {name} must not end the program, got {error!r} in {self.where(i)}"
             ) from error
-        place = f"{self.env_id}: {name} failed in {self.where(i)}"
+        place = f"{self.env_id}: {name} failed in {self.where(i)}{hint(error) if name == 'reset' else ''}"
         if not isinstance(error, Exception):
             interrupted = EnvInterrupted(why(error))
             blame(interrupted, place)
