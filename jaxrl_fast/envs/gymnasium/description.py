@@ -13,6 +13,7 @@ from jaxrl_fast.envs.gymnasium import copying, masks
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, Recipe, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
+from jaxrl_fast.envs.gymnasium.resetting import Episode
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
 from jaxrl_fast.envs.host.bridge import choose_bridge
@@ -89,10 +90,15 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
     source, quarantine = described.source, bool(config.wrappers.quarantine)
     recipe = Recipe(source.env_id, source.maker(config.render), described.layout, quarantine)
     method = lambda: described.copy_method()[0]
-    if not num_workers:
-        return LocalPool(recipe, seeds, method, described.warn)
-    timeout_s = config.workers.timeout
-    return WorkerPool(recipe, seeds, method, described.warn, num_workers=num_workers, timeout_s=timeout_s)
+    pool: LocalPool | WorkerPool
+    if num_workers:
+        timeout_s = config.workers.timeout
+        pool = WorkerPool(recipe, seeds, method, described.warn, num_workers=num_workers, timeout_s=timeout_s)
+    else:
+        pool = LocalPool(recipe, seeds, method, described.warn)
+    if config.episodes:
+        pool.set_episodes([Episode(*begin) for begin in config.episodes], -(-len(config.episodes) // len(seeds)))
+    return pool
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:

@@ -17,6 +17,7 @@ from jaxrl_fast.envs.gymnasium import process, worker
 from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Recipe, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.process import Worker
+from jaxrl_fast.envs.gymnasium.resetting import Episode
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
 from jaxrl_fast.envs.host.pool import Row
 from jaxrl_fast.types import PyTree
@@ -97,6 +98,10 @@ class LocalPool:
     def reseed(self, seeds: Sequence[int]) -> None:
         """Give each environment a new seed."""
         self.stepper.reseed(seeds)
+
+    def set_episodes(self, episodes: Sequence[Episode], each: int) -> None:
+        """Begin the next episodes as these say, `each` of an environment."""
+        self.thread.call(self.stepper.set_episodes, episodes, each)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Take a pending step, and return the state of all environments."""
@@ -206,6 +211,12 @@ class WorkerPool:
         self.finish()
         for one in self.workers:
             one.call("reseed", list(seeds[one.first : one.last]))
+        self._wait(self.timeout_s)
+
+    def set_episodes(self, episodes: Sequence[Episode], each: int) -> None:
+        """Begin the next episodes as these say, `each` of an environment."""
+        for one in self.workers:
+            one.call("set_episodes", episodes, each)
         self._wait(self.timeout_s)
 
     def get_state(self) -> dict[str, np.ndarray]:
