@@ -65,8 +65,8 @@ def test_error_of_reset_without_options_names_the_way_to_pass_them(tmp_path, cap
     line = f"ppo --env {ENV} --num-envs 2 --total-steps 256 --run-dir {tmp_path / 'run'}"
     assert train.main(line.split()) == 1
     first, *shown = capsys.readouterr().err.splitlines()
-    assert first.endswith("reset failed in environment 0, episode 1, reset; --env-option reset.KEY=VALUE passes options "
-                          "to reset")  # fmt: skip
+    remedy = "--env-option reset.KEY=VALUE passes options to reset"
+    assert first.endswith(f"reset failed in environment 0, episode 1, reset; {remedy}")
     assert shown[0].startswith("Traceback") and not [words for words in shown if "jaxrl_fast/jaxrl_fast" in words]
 
 
