@@ -83,7 +83,8 @@ def play(env_id: Any, options: Any, num_envs: int, num_steps: int, max_time: flo
         if env.host:
             env.host.open()
         now = jax.jit(env.reset)(key_of_seed(0))
-        first_obs, chunks = jax.device_get(now[1].obs), []
+        first_obs = jax.device_get(now[1].obs)
+        chunks: list[Any] = []
         compiled = advance.lower(now, np.int32(0)).compile()
         began = time.perf_counter()
         for first in range(0, num_steps, length):

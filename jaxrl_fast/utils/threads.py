@@ -48,6 +48,7 @@ class OneThread:
         with contextlib.closing(loop):
             while (request := self.requests.get()) is not None:
                 reply, function, args = request
+                answer: tuple[Any, BaseException | None]
                 try:
                     answer = function(*args), None
                 except BaseException as error:  # raised again by the caller

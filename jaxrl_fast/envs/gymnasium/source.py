@@ -79,8 +79,8 @@ def from_id(name: str, options: Mapping[str, Any]) -> Source:
     known_arguments.pop("render_mode", None)
     known_arguments[TIME_LIMIT] = spec.max_episode_steps or 1
     given = _checked(env_id, options, known_arguments, takes_any=_takes_any(creator))
-    maker = functools.partial(gymnasium.make, spec, disable_env_checker=True)
-    maker = resetting.with_options(env_id, maker, of_reset)
+    make = functools.partial(gymnasium.make, spec, disable_env_checker=True)
+    maker = resetting.with_options(env_id, make, of_reset)
     return Source(
         env_id, maker, given, takes_render_mode=_can_render(creator), frame_skip=num_skip, frame_options=frame_options
     )
