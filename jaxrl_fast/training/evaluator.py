@@ -247,7 +247,7 @@ class Evaluator:
         return np.array([limits.max_length, most], np.int32)
 
     def _suffices(self, now: EvalState, limits: Limits) -> bool:
-        """Return whether enough episodes have ended, and so many steps were made that no further one begins."""
+        """Return whether enough episodes have ended, and the steps of the limits were made."""
         num_episodes, num_steps = int(now.episodes.finished.min()), int(now.num_blocks) * BLOCK
         return num_episodes * self.num_games >= limits.min_episodes and num_steps * self.num_games >= limits.num_steps
 

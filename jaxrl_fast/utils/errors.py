@@ -22,7 +22,7 @@ def where(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return `where`, or else the innermost line of an installed package, with its code, which nobody can guess."""
+    """Return `where`, or else the innermost line of an installed package, with its code."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_installed(frame.filename)]
     if (found := where(error)) or not frames:
         return found

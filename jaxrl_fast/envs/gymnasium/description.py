@@ -49,7 +49,7 @@ class Description(NamedTuple):
 
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
-    """Return N environments; one is made and tried first, in a thread of its own as those of a `LocalPool`."""
+    """Return N environments; one is made and tried first, in a separate thread, as those of a `LocalPool` are."""
     quarantine = bool(config.wrappers.quarantine)
     try:
         with one_thread("trial") as thread:
