@@ -668,6 +668,14 @@ def test_step_time_estimate_ignores_single_slow_step():
     assert 0 < described.compute_s <= described.step_s * 1.1 < 5e-3
 
 
+def test_step_time_estimate_is_that_of_the_environment_alone(monkeypatch):
+    """A call of the stepper takes as long as a step of a simple environment, but is shared by all environments."""
+    step = description.Stepper.step
+    monkeypatch.setattr(description.Stepper, "step", lambda stepper: (time.sleep(0.01), step(stepper)))
+    described = description.describe(source.from_object(gym_envs.Walk, {}, "walk"))
+    assert 0 < described.step_s < 5e-3
+
+
 @pytest.mark.parametrize(
     ("step_s", "compute_s", "num_envs", "config", "expected"),
     [

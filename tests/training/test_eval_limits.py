@@ -1,6 +1,7 @@
 """Evaluations in host environments: their number of episodes, environments without an end, and a single simulator."""
 
 import re
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -44,6 +45,14 @@ class Single(Endless):
 
     def close(self):
         Single.open = False
+
+
+class Seeded(Single):
+    seeds: ClassVar = []
+
+    def reset(self, *, seed=None, options=None):
+        Seeded.seeds.append(seed)
+        return super().reset(seed=seed)
 
 
 @pytest.fixture(autouse=True)
@@ -109,20 +118,11 @@ def test_period_of_evaluations_without_episodes_is_refused():
         jaxrl_fast.fit(env="CartPole-v1", algo="ppo", eval_every=32, eval_episodes=0)
 
 
-def test_shared_environment_has_other_episodes_than_training(tmp_path):
+def test_shared_environment_has_other_episodes_than_training(tmp_path, monkeypatch):
     """Each environment gets one seed: in its first reset, and before the evaluation."""
-    seeds = []
-
-    class Seeded(Endless):
-        def reset(self, *, seed=None, options=None):
-            seeds.append(seed)
-            return super().reset(seed=seed)
-
-        def step(self, action):
-            return (*super().step(action)[:3], self.t >= 5, {})
-
+    monkeypatch.setattr(Seeded, "seeds", [])
     jaxrl_fast.fit(env=Seeded, num_envs=1, run_dir=str(tmp_path / "run"), eval_episodes=3, save_every="0", **RUN)
-    training, evaluation = filter(None, seeds)  # the seed of trials is 0
+    training, evaluation = filter(None, Seeded.seeds)  # the seed of trials is 0
     assert training != evaluation
 
 
