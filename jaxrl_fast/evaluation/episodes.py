@@ -12,6 +12,7 @@ from jaxrl_fast.utils import files
 from jaxrl_fast.utils.plain import as_lists
 
 EVALUATION = "evaluation.json"
+PROGRESS_S = 1.0  # seconds between lines about an evaluation that takes long
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.evaluation import match
     from jaxrl_fast.runs import fingerprint
-    from jaxrl_fast.training import evaluator
+    from jaxrl_fast.training import console, evaluator
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
     if options.against:
@@ -104,6 +105,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
     with cache, original_errors():
+        evaluation.report = console.EvaluationPrinter(warnings.print_stderr, PROGRESS_S)
         played = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
     score, length, ended = episode_file.in_order(played, options.episodes) if options.episodes_file else played
     if not saved.env.on_device:

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +70,19 @@ class ProgressPrinter:
 class EvaluationPrinter:
     """The lines about an evaluation that takes long."""
 
-    def __init__(self, terminal: Console, every: float):
-        self.terminal, self.every, self.due = terminal, every, EVALUATION_S
+    def __init__(self, write: Callable[[str], None], every: float):
+        self.write, self.every, self.due = write, every, EVALUATION_S
 
     def __call__(self, num_ended: int | None, num_episodes: int, seconds: float) -> None:
         """Print a line if one is due, `seconds` after the begin. `num_ended` is None on the device, with one line."""
         if num_ended is None:
-            self.terminal.print(f"evaluating ... {formatting.counted(num_episodes, 'episode')}")
+            self.write(f"evaluating ... {formatting.counted(num_episodes, 'episode')}")
             return
         if seconds < EVALUATION_S:
             self.due = EVALUATION_S
         if seconds >= self.due:
             self.due = seconds + max(self.every, EVALUATION_SHARE * seconds)
-            self.terminal.print(f"evaluating ... {num_ended} of at most {formatting.counted(num_episodes, 'episode')}")
+            self.write(f"evaluating ... {num_ended} of at most {formatting.counted(num_episodes, 'episode')}")
 
 
 def announce(plan: Plan, terminal: Console) -> None:

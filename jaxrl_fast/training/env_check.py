@@ -72,8 +72,8 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
         except Exception as error:  # environments may raise anything
             if "could not be made" not in (blamed(error) or "") or env.host is None:
                 raise
-            yield Finding("note", f"instances    a second environment cannot be made ({why(error)}); "
-                                  "train with num_envs 1")  # fmt: skip
+            yield Finding("note", f"instances    {NUM_ENVS} environments cannot exist together ({why(error)}); "
+                                  "with num_envs 1, a training needs one")  # fmt: skip
             num_envs, settings = 1, settings and settings.replace(num_envs=1)
             trial = random_steps.play(env_id, options, num_envs, *few)
         rows = random_steps.play_in_time(env_id, options, trial, left())

@@ -84,7 +84,7 @@ class Trainer:
         self.options, self.logger = self.plan.settings.options, progress.logger
         self.tracker, self.checkpoints = progress.tracker, progress.checkpoints
         self.callbacks = CallbackRunner(callbacks)
-        progress.evaluator.report = console.EvaluationPrinter(terminal, self.options.console_every)
+        progress.evaluator.report = console.EvaluationPrinter(terminal.print, self.options.console_every)
         self.exact_host_resume = self.options.host.exact_resume and not self.plan.env.on_device
         self.cadence = schedule.Cadence(
             progress.record_length,

@@ -312,7 +312,9 @@ class Single(gym_envs.Walk):
 def test_check_of_single_simulator_steps_one_environment():
     assert problems(Single) == []
     notes = problems(Single, "note")
-    assert "instances    a second environment cannot be made (ConnectionError: there is a client already); " in notes[0]
+    assert (
+        "instances    4 environments cannot exist together (ConnectionError: there is a client already); " in notes[0]
+    )
     assert not Single.open
 
 
