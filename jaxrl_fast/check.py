@@ -12,6 +12,7 @@ USAGE = cli.CommandSpec(
     "ENV",
     Options,
     "Step an environment with random actions, and print its spaces, its speed and the problems to fix.",
+    min_args=0,
 )
 
 
@@ -22,7 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> tuple[str, Iterator[Finding], Finding]:
     """Read the command line and make the environment. Return its id, the findings, and the first of these."""
-    (env_id,), options = cli.read(USAGE, argv)
+    words, options = cli.read(USAGE, argv)
+    given = [name for name in (*words, options.env) if name]
+    if len(given) != 1:
+        raise ValueError(f"env: must be one environment, got {' and '.join(given) or 'none'}; {USAGE.program} ENV")
+    (env_id,) = given
     devices.check_device()
     if options.algo == "none" and options.num_envs != Options.num_envs:
         warnings.warn("num_envs: has no effect; algo is none, so no training is timed")

@@ -78,7 +78,7 @@ def _report(error: Exception) -> int:
     place = blamed(error)
     if place is None:
         raise error
-    print(f"error: {place}\n{user_traceback(error)}", end="", file=sys.stderr)
+    print(f"error: {place}{remedy_of(error)}\n{user_traceback(error)}", end="", file=sys.stderr)
     return 1
 
 

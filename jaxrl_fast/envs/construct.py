@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.errors import place, raised_here, why
 from jaxrl_fast.utils.parsing import as_annotated
 
 CHANGES = ("gray", "resize")  # of frames; Python environments change theirs on the host
@@ -36,9 +36,11 @@ def call(env_id: str, construct: Callable[..., Any], given: Mapping[str, Any]) -
     try:
         return construct(**given)
     except Exception as error:  # constructors may raise anything
+        if raised_here(error):
+            raise
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         missing = isinstance(error, TypeError) and " missing " in str(error)
         hint = "; give it as an option of the environment" if missing else ""
         raise ValueError(
-            f"{env_id} cannot be made{values and ' with '}{values}: {why(error)}{where(error)}{hint}"
+            f"{env_id} cannot be made{values and ' with '}{values}: {why(error)}{place(error)}{hint}"
         ) from error

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxrl_fast.evaluation import episode_file
 from jaxrl_fast.options.declare import MAX_INDEX, Bounds, option
 from jaxrl_fast.utils import files
 from jaxrl_fast.utils.plain import as_lists
 
 EVALUATION = "evaluation.json"
+PROGRESS_S = 1.0  # seconds between lines about an evaluation that takes long
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,11 @@ class Options:
         128,
         "Episodes per training seed, rounded up to a multiple of the number of environments.",
         bounds=Bounds(1, 10**6),
+    )
+    episodes_file: str = option(
+        "",
+        "File with a line for each episode of a Python environment, instead of a number of episodes: the seed of its "
+        'reset, or {"seed": 7, "options": {"level": 3}}.',
     )
     seed: int | None = option(
         None, "Training seed of the run to evaluate; none: all of them.", bounds=Bounds(0, MAX_INDEX)
@@ -63,11 +70,17 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
     from jaxrl_fast.evaluation import match, policy, saved_run
     from jaxrl_fast.training import build
 
+    if options.episodes_file and options.against:
+        raise ValueError(f"episodes_file: cannot be used with against, got {options.episodes_file}; leave one out")
+    begins = episode_file.read(options.episodes_file) if options.episodes_file else ()
     run_options, start = resume.of_run(folder).options, files.current_folder()
     as_here = dataclasses.replace(run_options, eval_episodes=options.episodes)
     for_evaluation = lambda on_device: build.num_eval_envs(as_here, as_here.eval_envs, on_device)
     num_envs = policy.num_exploration_envs(run_options) if options.explore else for_evaluation
     settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed, options.env_options, options.protocol)
+    if begins:
+        config = build.host_env_config(settings.options, build.WATCHING, options.play_seed)
+        envs = episode_file.with_begins(envs, begins, config)
     saved = saved_run.read_run(folder, options.which, settings, envs, options.member, start)
     saved = saved if options.seed is None else saved_run.select_seed(saved, options.seed)
     return saved._replace(opponents=match.open_opponent(saved, options)) if options.against else saved
@@ -81,17 +94,20 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.evaluation import match
     from jaxrl_fast.runs import fingerprint
-    from jaxrl_fast.training import evaluator
+    from jaxrl_fast.training import console, evaluator
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
     if options.against:
         result = match.play(saved, options, summarize)
         return result | {"file": write(saved, match.MATCH, result)}
+    options = episode_file.counted(options)
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
     with cache, original_errors():
-        score, length, ended = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
+        evaluation.report = console.EvaluationPrinter(warnings.print_stderr, PROGRESS_S)
+        played = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
+    score, length, ended = episode_file.in_order(played, options.episodes) if options.episodes_file else played
     if not saved.env.on_device:
         devices.release_envs([saved.env])
     counted = [i for i, seed in enumerate(saved.seeds) if seed not in saved.diverged] or list(range(len(saved.seeds)))
@@ -106,6 +122,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
         "env_steps": saved.env_steps,
         "policy": "exploring" if options.explore else "greedy",
         "play_seed": options.play_seed,
+        "episodes_file": options.episodes_file or None,
         "member": saved.member,
         "differs_from_training": differences(saved.settings.options, options),
         **summarize(score[counted], length[counted], ended[counted], names),

@@ -20,7 +20,7 @@ def seen(env: Env, given: PolicyInput) -> PolicyInput:
     elif env.spec.has_action_mask:
         assert mask is not None and not isinstance(env.spec.action, Box), "`as_batch` has checked it"
         mask = spaces.allowed(env.spec.action, mask)
-    return PolicyInput(env.view.encode_obs(_plain(given.obs, raw_obs(env))), mask)
+    return PolicyInput(env.view.encode_obs(plain(given.obs, raw_obs(env))), mask)
 
 
 def raw_obs(env: Env) -> PyTree:

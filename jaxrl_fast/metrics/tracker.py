@@ -110,6 +110,15 @@ class MetricsTracker:
         return self.evaluations[-1]["env_steps"] if self.evaluations else None
 
     @property
+    def longest_episode(self) -> int:
+        """Return the steps of the longest of the last episodes; 0 if none has ended yet. Later records count too."""
+        later = [self.buffer.rows[name] for name in ("episodes", "longest_episode") if name in self.buffer.rows]
+        longest = [window.longest for window in self.windows]
+        if later and later[0].any():
+            longest.append(int(later[1].max()))
+        return max(longest)
+
+    @property
     def diverged_members(self) -> list[int]:
         """Return the indices of members whose training has diverged."""
         return [i for i, wrong in enumerate(self.diverged) if wrong is not None]

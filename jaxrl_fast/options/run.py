@@ -25,6 +25,7 @@ from jaxrl_fast.utils.plain import as_lists
 
 LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one as another
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
+MAX_EVAL_EPISODES, MIN_EVAL_EPISODES = 128, 10  # of an evaluation, unless the user chooses their number
 STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # environment options that do not change its steps
 
 # Options of one process of a run, not of the run itself
@@ -134,7 +135,12 @@ class Evaluation:
     """Evaluation of the greedy policy."""
 
     eval_every: int = evaluation(0, "Environment steps between evaluations; 0: only at the end.", bounds=NON_NEGATIVE)
-    eval_episodes: int = evaluation(128, "Episodes per evaluation.", bounds=Bounds(1, 10**6))
+    eval_episodes: int | Literal["auto"] = evaluation(
+        "auto",
+        f"Episodes per evaluation; 0: no evaluations. auto: {MAX_EVAL_EPISODES}; for host environments fewer, at least "
+        f"{MIN_EVAL_EPISODES}, if these take more than a tenth of the steps of the training.",
+        bounds=Bounds(0, 10**6),
+    )
     eval_envs: int = evaluation(
         128, "Number of evaluation environments; the default is reduced to num_envs for host environments.", bounds=SIZE
     )
@@ -144,6 +150,11 @@ class Evaluation:
         resumable=True,
     )
     stop_when_solved: bool = option(False, "End the run once it is solved.", resumable=True)
+
+    @property
+    def max_eval_episodes(self) -> int:
+        """Return the most episodes of an evaluation."""
+        return MAX_EVAL_EPISODES if self.eval_episodes == "auto" else int(self.eval_episodes)
 
 
 @dataclass(frozen=True)

@@ -153,14 +153,21 @@ def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
 
 
 def evaluation_env(options: Options, env: Env, done: int = 0) -> Env:
-    """Return the environments for evaluations, made from those for training."""
+    """Return the environments for evaluations, made from those for training.
+
+    They are the same if there are no evaluations, or if a single host environment is evaluated at the end of the run
+    only: a second one may not exist, such as of a robot or of a simulator with one license.
+    """
+    is_single = options.num_envs == 1 and not options.eval_every and not options.host.exact_resume
+    if not options.max_eval_episodes or is_single and env.host and not env.pools:
+        return env._replace(parallelism=env.parallelism._replace(num_grad_workers=1))
     num_envs = num_eval_envs(options, options.eval_envs, env.on_device)
     return _resized(env, num_envs, host_env_config(options, EVALUATION, done))
 
 
 def num_eval_envs(options: Options, asked: int, on_device: bool) -> int:
     """Return the number of environments for evaluations, where `asked` is the option."""
-    num_envs = min(asked, options.eval_episodes)
+    num_envs = min(asked, options.max_eval_episodes)
     is_default = asked == Options().eval_envs
     return min(num_envs, options.num_envs) if is_default and not on_device else num_envs  # each takes time to make
 

@@ -41,7 +41,7 @@ class CheckpointManager:
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
-        self._envs = {TRAIN_ENVS: plan.env, EVAL_ENVS: plan.eval_env}
+        self._envs = {TRAIN_ENVS: plan.env} | ({} if plan.shares_env else {EVAL_ENVS: plan.eval_env})
         self.resets_envs = not plan.env.on_device  # whether a restored run starts new episodes
 
     @property
@@ -176,7 +176,8 @@ class CheckpointManager:
         for prefix, host in hosts.items():
             state = {name.removeprefix(prefix): x for name, x in saved.arrays.items() if name.startswith(prefix)}
             try:
-                host.load(state)
+                if state:  # else of evaluations that shared the environment of the training
+                    host.load(state)
             except Exception as error:  # environments may raise anything, for example after changes of their code
                 env_id = self.plan.env.spec.id
                 warnings.warn(f"the state of {env_id} cannot be restored ({why(error)}); its episodes are reset")

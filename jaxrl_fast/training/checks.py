@@ -42,6 +42,12 @@ def check_services(options: Options) -> None:
             raise ValueError(f"loggers: {service} is not installed; {install(service)}")
 
 
+def check_evaluation(options: Options) -> None:
+    """Raise ValueError for a period of evaluations that have no episodes."""
+    if options.eval_every and not options.max_eval_episodes:
+        raise ValueError(f"eval_every: must be 0 where eval_episodes is 0, got {options.eval_every}; leave one out")
+
+
 def check_devices(options: Options) -> None:
     """Configure JAX's devices. Raise ValueError if it cannot train on them with these options."""
     if options.host.overlap and not options.host.async_pools:

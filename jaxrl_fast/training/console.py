@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_UPDATES_PER_LINE = 100_000  # the most updates that one line summarizes
 MIN_SHARE = 0.01  # the least time between permanent lines, as a share of the time so far: some 460 in the first hour
+EVALUATION_S = 2.0  # seconds of an evaluation before its first line
+EVALUATION_SHARE = 0.1  # the least time between two lines, as a share of its time so far
 
 
 class ProgressPrinter:
@@ -63,6 +65,24 @@ class ProgressPrinter:
             self.terminal.progress(
                 formatting.progress_line(record, self.terminal.width), num_updates / self.plan.num_updates
             )
+
+
+class EvaluationPrinter:
+    """The lines about an evaluation that takes long."""
+
+    def __init__(self, write: Callable[[str], None], every: float):
+        self.write, self.every, self.due = write, every, EVALUATION_S
+
+    def __call__(self, num_ended: int | None, num_episodes: int, seconds: float) -> None:
+        """Print a line if one is due, `seconds` after the begin. `num_ended` is None on the device, with one line."""
+        if num_ended is None:
+            self.write(f"evaluating ... {formatting.counted(num_episodes, 'episode')}")
+            return
+        if seconds < EVALUATION_S:
+            self.due = EVALUATION_S
+        if seconds >= self.due:
+            self.due = seconds + max(self.every, EVALUATION_SHARE * seconds)
+            self.write(f"evaluating ... {num_ended} of at most {formatting.counted(num_episodes, 'episode')}")
 
 
 def announce(plan: Plan, terminal: Console) -> None:

@@ -1,5 +1,6 @@
 """Run a policy in fresh environments: score their first episodes, or stream every observation."""
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -12,10 +13,12 @@ import numpy as np
 from jaxrl_fast import rollout
 from jaxrl_fast.metrics import statistics, window
 from jaxrl_fast.parallel.population import Varied
+from jaxrl_fast.training.eval_limits import Limits
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 from jaxrl_fast.utils.random import key_of_seed
 from jaxrl_fast.utils.signals import interruptible
 
+REPORT_S = 2.0  # seconds after which an evaluation on the device is reported
 BLOCK = 64  # steps between checks whether all episodes have ended
 MAX_STEPS = window.MAX_STEPS  # of an episode
 EVAL_FOLD = 2**32 - 1  # separates the keys from training, which uses the first splits of the same key
@@ -34,9 +37,11 @@ class EvalState(NamedTuple):
 
     actors: rollout.Actors
     episodes: EpisodeBatch
-    truncated_score: Array  # [N] f32: an episode's return at MAX_STEPS
+    truncated_score: Array  # [N] f32: an episode's return at `max_length`
     num_steps: Array  # [N] int32: steps of the environment so far, without reset steps
     num_blocks: Array  # int32: blocks so far
+    max_length: Array  # int32: steps of an episode
+    max_steps: Array  # int32: steps of an environment
 
 
 def evaluate_policy(
@@ -56,13 +61,14 @@ def keys_of(seed: Array, index: Array) -> Key:
     return jax.random.split(jax.random.fold_in(jax.random.fold_in(key_of_seed(seed), EVAL_FOLD), index))
 
 
-def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key) -> EvalState:
-    """Return the state before the first step."""
+def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key, most: Array | None = None) -> EvalState:
+    """Return the state before the first step. `most`: other limits of steps, int32 [2], as in EvalState."""
     shape = env.spec.num_envs, num_episodes
+    max_length, max_step = (jnp.int32(MAX_STEPS), jnp.int32(max_steps(num_episodes))) if most is None else most
     none = jnp.zeros(shape[0], jnp.int32)
     episodes = EpisodeBatch(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), none)
     actors = rollout.reset(env, agent, key_reset)
-    return EvalState(actors, episodes, jnp.zeros(shape[0]), none, jnp.int32(0))
+    return EvalState(actors, episodes, jnp.zeros(shape[0]), none, jnp.int32(0), max_length, max_step)
 
 
 def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState) -> EvalState:
@@ -80,29 +86,30 @@ def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState)
 def is_running(now: EvalState) -> Array:
     """Return whether an episode has not ended and has steps left, bool []."""
     num_episodes = now.episodes.score.shape[1]
-    return ((now.num_steps < max_steps(num_episodes)) & (now.episodes.finished < num_episodes)).any()
+    return ((now.num_steps < now.max_steps) & (now.episodes.finished < num_episodes)).any()
 
 
-def max_steps(num_episodes: int) -> int:
+def max_steps(num_episodes: int, max_length: int | None = None) -> int:
     """Return the most steps that an environment makes for its episodes."""
-    return min(MAX_STEPS * num_episodes, 2**30 - BLOCK)  # with reset steps, other environments may take twice as many
+    each = MAX_STEPS if max_length is None else max_length
+    return min(each * num_episodes, 2**30 - BLOCK)  # with reset steps, other environments may take twice as many
 
 
 def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, None]:
     """Take a step in all environments, and record the return of each episode that ends within the limit.
 
-    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, endless episodes, often the
+    An episode that is longer than `max_length` counts with its return there. Otherwise, endless episodes, often the
     best ones, would have no return. The returns of players who wait for the end count too.
     """
     actors, (row, (over, score, length, _)) = rollout.step(env, agent, policy, now.actors, noise)
     in_game = partial(_in_game, max(len(env.spec.players), 1))
     # A failed step counts too: an environment may fail in every episode. So does one in which a player waits.
     is_step = in_game(~now.actors.timestep.last)
-    num_steps, most = now.num_steps + is_step, max_steps(now.episodes.score.shape[1])
-    truncated_score = jnp.where((length == MAX_STEPS) & row.valid, score, now.truncated_score)
-    endless = (num_steps == most) & row.valid & (length >= MAX_STEPS) & ~over
-    score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, MAX_STEPS, length)
-    episodes = record_ended(now.episodes, (over | in_game(endless)) & (num_steps <= most), score, length)
+    num_steps, longest = now.num_steps + is_step, now.max_length
+    truncated_score = jnp.where((length == longest) & row.valid, score, now.truncated_score)
+    endless = (num_steps == now.max_steps) & row.valid & (length >= longest) & ~over
+    score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, longest, length)
+    episodes = record_ended(now.episodes, (over | in_game(endless)) & (num_steps <= now.max_steps), score, length)
     return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), None
 
 
@@ -167,46 +174,82 @@ class Evaluator:
         one = lambda values, *given: evaluate_policy(env, make(values), each, *given)
         self.run: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
         if not env.on_device:
-            self.run = jax.jit(lambda _, learner, seed, index: start(env, agent, each, keys_of(seed, index)[0]))
+            self.run = jax.jit(lambda most, _, seed, index: start(env, agent, each, keys_of(seed, index)[0], most))
             advance = lambda learner, seed, index, now: block(env, agent, learner, keys_of(seed, index)[1], now)
             self.block: Any = jax.jit(advance)
         self.on_device, self.players = env.on_device, env.spec.players
+        self.num_games, self.each = env.spec.num_games, each  # episodes of each environment
+        self.report: Callable[[int | None, int, float], None] = lambda num_ended, num_episodes, seconds: None
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
 
     def __call__(
-        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False, diverged: Collection[int] = ()
+        self,
+        learner: PyTree,
+        index: int,
+        stopping: Callable[[], bool] = lambda: False,
+        diverged: Collection[int] = (),
+        limits: Limits | None = None,
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return statistics of each seed, and of all seeds that have not `diverged`; `index` numbers evaluations."""
-        score, length, ended = self.episodes(learner, index, stopping)
+        score, length, ended = self.episodes(learner, index, stopping, limits)
         each_seed = [summarize_all(self.players, *rows) for rows in zip(score, length, ended)]
         score, length, ended = (np.delete(x, [*diverged], axis=0) for x in (score, length, ended))
         return each_seed, summarize_all(self.players, score, length, ended)
 
     def episodes(
-        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False
+        self,
+        learner: PyTree,
+        index: int,
+        stopping: Callable[[], bool] = lambda: False,
+        limits: Limits | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return returns, lengths and whether an episode has ended at all, [S, episodes] each, player after player.
 
-        Host environments are slow: raise EvaluationInterrupted once `stopping` returns True.
+        Host environments are slow: raise EvaluationInterrupted once `stopping` returns True. With `limits`, they have
+        fewer episodes, equally many of each environment.
         """
-        began = time.perf_counter()
-        values, *others = jax.device_put((self.values, self.seeds, np.int32(index)))
-        arguments = values, learner, *others
+        began, num_episodes = time.perf_counter(), self.each * self.num_games * self.seeds.size
+        first = self.values if self.on_device else self._most(limits)
+        arguments = jax.device_put((first, learner, self.seeds, np.int32(index)))
         if not self.compiled:
             self.compile(arguments)
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()
+        timer = threading.Timer(REPORT_S, self.report, (None, num_episodes, REPORT_S))  # a program reports nothing
+        if self.on_device:
+            timer.start()
         try:
             found = interruptible(self.run, *arguments)
             while not self.on_device and is_running(found):
                 if stopping():
                     raise EvaluationInterrupted
+                num_ended = int(np.minimum(found.episodes.finished, self.each).sum())
+                self.report(num_ended, num_episodes, time.perf_counter() - began)
+                if limits and self._suffices(found, limits):
+                    break
                 found = interruptible(self.block, *arguments[1:], found)
             episodes = interruptible(jax.device_get, found if self.on_device else found.episodes)
         finally:
+            timer.cancel()
             self.time += time.perf_counter() - began
-        ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
-        score, length, ended = (x.reshape(self.seeds.size, -1) for x in (episodes.score, episodes.length, ended))
+        counted = min(max(int(episodes.finished.min()), 1), self.each) if limits else self.each
+        ended = np.arange(counted) < episodes.finished[..., None]
+        score, length = (x[..., :counted] for x in (episodes.score, episodes.length))
+        score, length, ended = (x.reshape(self.seeds.size, -1) for x in (score, length, ended))
         return score, length, ended
+
+    def _most(self, limits: Limits | None) -> np.ndarray:
+        """Return the most steps of an episode and of an environment, int32 [2]."""
+        if limits is None:
+            return np.array([MAX_STEPS, max_steps(self.each)], np.int32)
+        of_share = limits.num_steps // self.num_games
+        rounds = -(-limits.min_episodes // self.num_games)
+        most = max(max_steps(rounds, limits.max_length), min(of_share, max_steps(MAX_STEPS)))
+        return np.array([limits.max_length, most], np.int32)
+
+    def _suffices(self, now: EvalState, limits: Limits) -> bool:
+        """Return whether enough episodes have ended, and the steps of the limits were made."""
+        num_episodes, num_steps = int(now.episodes.finished.min()), int(now.num_blocks) * BLOCK
+        return num_episodes * self.num_games >= limits.min_episodes and num_steps * self.num_games >= limits.num_steps
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
         """Compile the functions of an evaluation."""

@@ -53,6 +53,11 @@ class Plan(NamedTuple):
     decided: tuple[str, ...] = ()  # options whose values follow from the environment and the free memory
     place: Path | None = None  # the folder as it was given, if it differs
 
+    @property
+    def shares_env(self) -> bool:
+        """Return whether an evaluation uses the host environment of the training, which has then ended."""
+        return self.env.host is not None and self.eval_env.host is self.env.host
+
     def shown(self, path: Path) -> Path:
         """Return a path in the run's folder for a message: relative if the folder was given so."""
         return (self.place or self.folder) / path.relative_to(self.folder)
@@ -108,6 +113,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
 
     Its options name folders by absolute paths, because making an environment may change the current directory.
     """
+    checks.check_evaluation(settings.options)
     checks.check_devices(settings.options)
     saved, damaged = _to_resume(settings, members)
     options = settings.options

@@ -43,7 +43,7 @@ class RunProgress:
             compares_evaluations=not plan.env.spec.players,
         )
         self.checkpoints = CheckpointManager(plan, self.tracker)
-        self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.eval_episodes, plan.varied)
+        self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.max_eval_episodes or 1, plan.varied)
         self.logger: run_logger.RunLogger | None = None  # None until there is a state to train from
         self.finished = 0  # updates
         self.times = dict.fromkeys(TIMES, 0.0)

@@ -31,6 +31,7 @@ class Cadence(NamedTuple):
     save_every: int = 0
     cut_at_records: bool = False  # no chunk passes the end of a record
     saves_at_stop: bool = True  # False: a run that is stopped saves at multiples of `save_every` only
+    eval_at_end: bool = True
 
 
 class Progress(NamedTuple):
@@ -97,7 +98,7 @@ def _kind_at_end(cadence: Cadence, now: Progress) -> Kind:
     may_save = not now.stopping or cadence.saves_at_stop or is_multiple(now.finished, cadence.save_every)
     if may_save and now.saved != now.finished:
         return Kind.SAVE
-    if not now.stopping and now.evaluated != now.finished:
+    if not now.stopping and now.evaluated != now.finished and cadence.eval_at_end:
         return Kind.EVALUATE
     return Kind.STOP
 

@@ -18,17 +18,25 @@ from jaxrl_fast.utils import compile_cache, formatting
 from jaxrl_fast.utils.errors import add_remedy
 from jaxrl_fast.utils.memory import format_bytes
 
+ONE_ENV = "evaluations have environments of their own: use eval_episodes 0, or num_envs 1 with eval_every 0"
+
 
 def open_envs(plan: Plan, terminal: Console) -> None:
     """Create the host environments: the program is compiled for their addresses."""
     if plan.env.host is None:
         return
-    opened = [plan.env] if plan.settings.options.host.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
+    is_later = plan.settings.options.host.exact_resume  # that of evaluations is reseeded first
+    opened = [plan.env] if is_later or plan.shares_env else [plan.env, plan.eval_env]
     count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
     with console.timed(terminal, f"making {formatting.counted(count, 'environment')}", "made"):
         for env in opened:
             assert env.host, "both run on the host"
-            env.host.open()
+            try:
+                env.host.open()
+            except Exception as error:  # environments may raise anything
+                if env is not plan.env:
+                    add_remedy(error, ONE_ENV)
+                raise
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.runs import files
-from jaxrl_fast.training import console, schedule
+from jaxrl_fast.training import console, eval_limits, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.schedule import Kind
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from jaxrl_fast.parallel.program import Program
     from jaxrl_fast.training.dispatcher import ChunkResult
     from jaxrl_fast.training.progress import RunProgress
+
+
+FIRST_EVAL_SEED = 2**32  # of evaluations in the environment of the training: no number of updates
 
 
 class Outcome(NamedTuple):
@@ -82,10 +85,12 @@ class Trainer:
         self.options, self.logger = self.plan.settings.options, progress.logger
         self.tracker, self.checkpoints = progress.tracker, progress.checkpoints
         self.callbacks = CallbackRunner(callbacks)
+        progress.evaluator.report = console.EvaluationPrinter(terminal.print, self.options.console_every)
         self.exact_host_resume = self.options.host.exact_resume and not self.plan.env.on_device
         self.cadence = schedule.Cadence(
             progress.record_length,
             eval_every=schedule.to_updates(self.options.eval_every, self.plan.steps_per_update),
+            eval_at_end=self.options.max_eval_episodes > 0,
             save_every=schedule.to_updates(self.checkpoints.every_steps, self.plan.steps_per_update),
             cut_at_records=self.options.stop_when_solved or bool(callbacks),
             saves_at_stop=not self.exact_host_resume,
@@ -97,6 +102,7 @@ class Trainer:
         self.signal: int | None = None
         self.late_signal: int | None = None  # the same, even if it arrived too late to stop anything
         self.stop_at: int | None = None  # the update at which a callback ends the run
+        self.warn_once = warnings.once(warnings.warn)  # of an environment without an end
 
     @property
     def finished(self) -> int:
@@ -255,9 +261,12 @@ class Trainer:
         if self.exact_host_resume and self.plan.eval_env.host:
             self.plan.eval_env.host.reseed(index)
         undo = self.checkpoints.mark_eval_envs()
+        if self.plan.shares_env and self.plan.env.host:
+            self.plan.env.host.reseed(FIRST_EVAL_SEED + index)
         try:
             learner, interrupted = self.program.learner(self.dispatcher.state), lambda: self.signal is not None
-            each_seed, total = self.progress.evaluator(learner, index, interrupted, self.tracker.diverged_members)
+            diverged, limits = self.tracker.diverged_members, self.eval_limits()
+            each_seed, total = self.progress.evaluator(learner, index, interrupted, diverged, limits)
         except EvaluationInterrupted:
             return undo()
         evaluation = {"env_steps": self.env_steps} | total
@@ -267,6 +276,18 @@ class Trainer:
         if self.tracker.best() is evaluation:
             self.save(total["eval_return_mean"])
         self.notify("on_evaluation", evaluation, self.finished)
+
+    def eval_limits(self) -> eval_limits.Limits | None:
+        """Return the limits of the next evaluation. Warn if no episode may end in it."""
+        from jaxrl_fast.training import evaluator
+
+        if self.plan.env.on_device:
+            return None
+        steps, longest = self.env_steps - (self.tracker.evaluated_at or 0), self.tracker.longest_episode
+        limits = eval_limits.limits_of(self.options, steps, longest, evaluator.MAX_STEPS)
+        if limits and not longest:
+            self.warn_once(eval_limits.endless(limits))
+        return limits
 
     def notify(self, hook: str, what: Any, stop_at: int) -> None:
         """Call the callbacks. If one asks for it, the run ends at update `stop_at`."""
@@ -279,7 +300,8 @@ class Trainer:
     def conclude(self) -> None:
         """Set the run's status. Raise an exception of a callback."""
         progress = self.progress
-        if self.finished == self.last_update and self.tracker.evaluated_at == self.env_steps:
+        evaluated = self.tracker.evaluated_at == self.env_steps or not self.cadence.eval_at_end
+        if self.finished == self.last_update and evaluated:
             self.signal = None  # it arrived too late to stop anything
         stopped = self.signal is not None or self.finished < self.planned_update
         progress.status = "diverged" if progress.failure else "stopped" if stopped else "done"

@@ -9,6 +9,7 @@ from types import TracebackType
 
 PACKAGE = str(Path(__file__).parents[1])
 PATH_SEPARATORS = r"[/\\]"
+INSTALLED = rf"(?:site|dist)-packages{PATH_SEPARATORS}"
 
 
 def where(error: BaseException) -> str:
@@ -18,6 +19,19 @@ def where(error: BaseException) -> str:
         return ""
     path, line, name, _ = frames[-1]
     return f" ({re.split(PATH_SEPARATORS, path)[-1]}:{line}, in {name})"
+
+
+def place(error: BaseException) -> str:
+    """Return `where`, or else the innermost line of an installed package, with its code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_installed(frame.filename)]
+    if (found := where(error)) or not frames:
+        return found
+    path, line, name, code = frames[-1]
+    return f" ({re.split(INSTALLED, path)[-1]}:{line}, in {name}{code and ': '}{code})"
+
+
+def _is_installed(path: str) -> bool:
+    return re.search(INSTALLED, path) is not None and not path.startswith(PACKAGE)
 
 
 def _is_user_code(path: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxrl_fast.utils.errors import where
+from jaxrl_fast.utils.errors import place
 from jaxrl_fast.utils.files import current_folder
 from jaxrl_fast.utils.parsing import nearest
 
@@ -24,7 +24,7 @@ def module(name: str, prefix: str) -> ModuleType:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         dotted = name.removesuffix(".py").replace("/", ".")
         hint = f"; did you mean {dotted}?" if name.endswith(".py") and not dotted.startswith(".") else ""
-        raise ValueError(f"{prefix}: importing {name!r} failed with {what}{where(error)}{hint}") from error
+        raise ValueError(f"{prefix}: importing {name!r} failed with {what}{place(error)}{hint}") from error
 
 
 def attribute(path: str, prefix: str) -> Any:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxrl_fast.utils.errors import why
 
@@ -10,6 +10,18 @@ from jaxrl_fast.utils.errors import why
 def warn(line: str) -> None:
     """Print a warning to standard error."""
     print_stderr(f"warning: {line}")
+
+
+def once(function: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that passes on the first line only."""
+    lines: list[str] = []
+
+    def pass_on(line: str) -> None:
+        if not lines:
+            lines.append(line)
+            function(line)
+
+    return pass_on
 
 
 @contextlib.contextmanager

@@ -256,6 +256,50 @@ def test_instance_in_the_middle_of_an_episode_is_accepted():
     assert envs.make(env, 2, LOCAL).spec.id == "gymnasium/CartPole-v1"
 
 
+class Counted(gymnasium.Env):
+    """An environment of which one instance can exist. Each has a number, and a random name."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+    num_open = num_made = 0
+
+    def __init__(self, gravity=9.8):
+        if Counted.num_open:
+            raise ConnectionError("there is a client already")
+        Counted.num_open, Counted.num_made = 1, Counted.num_made + 1
+        self.number, self.gravity, self.history = Counted.num_made, gravity, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.history.append(0)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, False, self.t >= 20, {}
+
+    def close(self):
+        Counted.num_open = 0
+
+
+@pytest.mark.parametrize("gravity", [9.8, 0.0])
+def test_instance_of_which_only_one_can_exist_is_compared_and_made_again(gravity, monkeypatch, capsys):
+    monkeypatch.setattr(Counted, "num_open", 0)
+    monkeypatch.setitem(gymnasium.registry, "Counted-v0", gymnasium.envs.registration.EnvSpec("Counted-v0", Counted))
+    given = gymnasium.make("Counted-v0")
+    given.reset()
+    given.unwrapped.gravity = gravity
+    if gravity == 0.0:
+        with pytest.raises(ValueError, match=r"^env: the given Counted-v0 has gravity 0.0, where a new one has 9.8; "):
+            envs.make(given, 1, LOCAL)
+        return
+    env = envs.make(given, 1, LOCAL)
+    assert run(env, np.zeros((25, 1), np.int32))[1].last.sum() == 1
+    env.host.close()
+    closed = "the given Counted-v0 was closed, because another one could not be made before"
+    assert capsys.readouterr().err.count(closed) == 1
+
+
 def test_spec_id_is_importable_name_of_environment():
     names = {
         "gymnasium/tests/Walk-v3": ("tests/Walk-v3", lambda: gymnasium.make("tests/Walk-v3")),
@@ -576,15 +620,16 @@ class Leaning(gym_envs.Walk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
-def test_observation_outside_its_space_warns_once(config, capsys):
+def test_observation_outside_its_space_warns_once_in_all_pools(config, capsys):
     described = description.describe(source.from_object(gym_envs.Walk, {}, "leaning"))
     own = described.source._replace(construct=Leaning)
     layout = description.describe(source.from_object(Leaning, {}, "leaning")).layout
     env = description.from_description(described._replace(source=own, layout=layout), 2, config)
     capsys.readouterr()
-    run(env, np.ones((40, 2), np.int32))
+    for each in (env, env.view.resize(3, config)):  # as for training and evaluation
+        run(each, np.ones((40, each.spec.num_envs), np.int32))
     found = [line for line in capsys.readouterr().err.splitlines() if "leaning" in line]
-    assert 1 <= len(found) <= max(config.workers.num, 1)
+    assert len(found) == 1
     assert "leaning: observation[0] is not between -1 and 1 as its space declares, got 1." in found[0]
 
 
@@ -628,6 +673,14 @@ class Interrupted(gym_envs.Walk):
 def test_step_time_estimate_ignores_single_slow_step():
     described = description.describe(source.from_object(Interrupted, {}, "interrupted"))
     assert 0 < described.compute_s <= described.step_s * 1.1 < 5e-3
+
+
+def test_step_time_estimate_is_that_of_the_environment_alone(monkeypatch):
+    """A call of the stepper takes as long as a step of a simple environment, but is shared by all environments."""
+    step = description.Stepper.step
+    monkeypatch.setattr(description.Stepper, "step", lambda stepper: (time.sleep(0.01), step(stepper)))
+    described = description.describe(source.from_object(gym_envs.Walk, {}, "walk"))
+    assert 0 < described.step_s < 5e-3
 
 
 @pytest.mark.parametrize(

@@ -203,3 +203,25 @@ def test_describe_names_classes_and_objects_without_repr():
     assert importing.describe([Counter, 1, ("a", Counter())]) == f"[{HERE}:Counter, 1, ('a', {HERE}:Counter)]"
     assert importing.describe({"env": (Counter,)}) == f"{{'env': ({HERE}:Counter,)}}"
     assert importing.describe(jnp.float32(1)) == f"{jnp.float32(1)!r}"
+
+
+PACKAGED = """
+import gymnasium
+
+def joint(kind):
+    assert kind in ("hinge", "slide")
+
+class Arm(gymnasium.Env):
+    def __init__(self):
+        joint("free")
+"""
+
+
+def test_constructor_that_fails_in_an_installed_package_is_told_with_its_line(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages" / "arm_package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(PACKAGED, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    line = 'AssertionError (arm_package/__init__.py:5, in joint: assert kind in ("hinge", "slide"))'
+    with pytest.raises(ValueError, match=f"^arm_package:Arm cannot be made: {re.escape(line)}$"):
+        envs.make("arm_package:Arm", 1)

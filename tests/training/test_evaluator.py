@@ -1,5 +1,6 @@
 """Test evaluation: scores of the first episodes of each environment, against values computed by hand."""
 
+import time
 from functools import partial
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.training import evaluator as playing
+from jaxrl_fast.training.eval_limits import Limits
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, EpisodeScore, TimeStep
 from jaxrl_fast.types.host import HostEnv
 from jaxrl_fast.utils.random import key_of_seed
@@ -234,3 +236,56 @@ def test_evaluator_has_taken_no_time_before_first_evaluation():
     assert (evaluator.compile_time, evaluator.time) == (0, 0)
     evaluator(jnp.int32(1), 0)
     assert evaluator.compile_time > 0 and evaluator.time > 0
+
+
+def limited(num_envs, limits, num_episodes=99):
+    env = toy_env(num_envs)._replace(host=HostEnv())
+    return playing.Evaluator(env, toy_agent(num_envs), [0], num_episodes)(jnp.int32(1), 0, limits=limits)[1]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_episodes"),
+    [
+        (0, 3 * 16),  # an environment has 64 steps at once, and the last one resets after each of its 16 episodes
+        (3 * 65, 3 * 32),
+        (3 * 640, 99),  # all that were asked for
+    ],
+)
+def test_all_environments_have_equally_many_episodes_within_limits(num_steps, num_episodes):
+    """Environment i has episodes of i + 1 steps and as much return, so the mean over equally many is 2."""
+    total = limited(3, Limits(num_steps, 1000))
+    assert (total["eval_episodes"], total["eval_truncated"], total["eval_return_mean"]) == (num_episodes, 0, 2.0)
+
+
+def test_limited_evaluation_has_least_number_of_episodes():
+    """Two of 200 environments need three and four blocks of 64 steps for an episode of 129 to 200 steps."""
+    total = limited(200, Limits(0, 1000), 400)
+    assert (total["eval_episodes"], total["eval_return_mean"]) == (200, 100.5)
+
+
+def test_limited_episode_counts_with_its_return_at_its_limit():
+    """An environment has 70 steps for one episode. The last ones would need up to 100."""
+    total = limited(100, Limits(0, 70), 300)
+    expected = np.minimum(np.arange(100) + 1, 70)
+    assert (total["eval_episodes"], total["eval_return_mean"]) == (100, expected.mean())
+
+
+def test_evaluation_of_host_environments_reports_its_progress():
+    env = toy_env(3)._replace(host=HostEnv())
+    evaluator, told = playing.Evaluator(env, toy_agent(3), [0], 99), []
+    evaluator.report = lambda *numbers: told.append(numbers)
+    evaluator(jnp.int32(1), 0)
+    assert [num for num, _, _ in told] == [0, 32 + 21 + 16, 33 + 33 + 32] and {num for _, num, _ in told} == {99}
+    assert sorted(seconds for *_, seconds in told) == [seconds for *_, seconds in told]
+
+
+def test_long_evaluation_on_the_device_is_reported(monkeypatch):
+    monkeypatch.setattr(playing, "REPORT_S", 0.0)
+    evaluator, told = playing.Evaluator(toy_env(3), toy_agent(3), [0], 3), []
+    evaluator.report = lambda *numbers: told.append(numbers)
+    evaluator(jnp.int32(1), 0)
+    for _ in range(100):
+        if told:
+            break
+        time.sleep(0.01)
+    assert told == [(None, 3, 0.0)]

@@ -55,12 +55,16 @@ def reference(cadence, num_updates):
             happened.append((Kind.EVALUATE, update))
         if cadence.save_every and update % cadence.save_every == 0:
             happened.append((Kind.SAVE, update))
-    return [*happened, (Kind.SAVE, num_updates), (Kind.EVALUATE, num_updates), (Kind.STOP, num_updates)]
+    happened += [(Kind.SAVE, num_updates)] + [(Kind.EVALUATE, num_updates)] * cadence.eval_at_end
+    return [*happened, (Kind.STOP, num_updates)]
 
 
 without_chunks = lambda happened: [one for one in happened if one[0] not in (Kind.SUBMIT, Kind.COLLECT)]
 ends_of_chunks = lambda happened: [update for kind, update in happened if kind is Kind.SUBMIT]
-cadences = st.builds(Cadence, st.integers(1, 9), st.integers(0, 9), st.integers(0, 9), st.booleans(), st.booleans())
+periods, flags = [st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)], [st.booleans()] * 3
+cadences = st.builds(Cadence, *periods, *flags).map(
+    lambda cadence: cadence._replace(eval_at_end=cadence.eval_at_end or cadence.eval_every > 0)
+)
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 

@@ -79,8 +79,15 @@ def choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
 
     A new environment is copied in the middle of an episode. Both must then return equal steps, also after a reset. They
     step in turn, so that shared state, such as a module's random numbers, makes them differ. If `get_state` leaves out
-    an attribute, which a later step may read, pickling is tried first.
+    an attribute, which a later step may read, pickling is tried first. No copy is tried if no further one can be made.
     """
+    try:
+        return _choose_method(make)
+    except Exception as error:  # environments may raise anything
+        return "pickle", f"another one could not be made to try a copy ({why(error)})"
+
+
+def _choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
     env = make()
     has_own_state = _has_own_state(env)
     reason = _difference(env, make, "own", whole=True) if has_own_state else _difference(env, make, "pickle")

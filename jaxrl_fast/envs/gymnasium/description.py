@@ -13,6 +13,7 @@ from jaxrl_fast.envs.gymnasium import copying, masks
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, Recipe, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
+from jaxrl_fast.envs.gymnasium.resetting import Episode
 from jaxrl_fast.envs.gymnasium.source import RENDER_MODE, Source
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
 from jaxrl_fast.envs.host.bridge import choose_bridge
@@ -23,9 +24,12 @@ from jaxrl_fast.envs.spaces import allowed, without_mask
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
 from jaxrl_fast.utils.devices import num_cores
+from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.threads import needs_main_thread, one_thread
+from jaxrl_fast.utils.warnings import once, warn
 
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
-MIN_SAVED_S = 1e-3  # seconds that workers must save per step of all environments, to be chosen by "auto"
+MIN_SAVED_S = 5e-4  # seconds that workers must save per step of all environments, to be chosen by "auto"
 MAX_WAITING = 32  # workers of all pools, for environments that wait, such as for a simulator in another process
 WAITING = 0.5  # an environment waits if it computes for less than this share of a step
 
@@ -40,12 +44,21 @@ class Description(NamedTuple):
     compute_s: float  # seconds of a step that this process computes
     copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
     warnings: tuple[str, ...] = ()  # one sentence each
+    warn: Callable[[str], None] = warn  # of values outside their space, for all pools together
+    why_main: str = ""  # the error of an environment outside of the main thread; "": it works in any one thread
 
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
-    """Return N environments; one is made and tried first."""
-    wrappers = config.wrappers
-    return from_description(describe(source, bool(wrappers.quarantine), wrappers.hide), num_envs, config)
+    """Return N environments; one is made and tried first, in a separate thread, as those of a `LocalPool` are."""
+    asked = bool(config.wrappers.quarantine), config.wrappers.hide
+    try:
+        with one_thread("trial") as thread:
+            described = thread.call(describe, source, *asked)
+    except Exception as error:  # environments may raise anything
+        if not needs_main_thread(error):
+            raise
+        described = describe(source, *asked)._replace(why_main=why(error))
+    return from_description(described, num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -53,6 +66,11 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
     num = num_envs_per_pool(num_envs, config)
     pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
     num_workers = choose_num_workers(described, num, config)
+    if described.why_main and config.workers.num == 0:
+        problem = f"{described.source.env_id} works in the main thread of a process only ({described.why_main}), got 0"
+        described = described._replace(
+            warnings=(*described.warnings, f"host.workers: {problem}; a worker process steps it")
+        )
     open_pool = functools.partial(_open, described, num_workers, config)
     bridge = choose_bridge(described.source.env_id, config.bridge)
     env = make_env(pool, open_pool, config, bridge, described.warnings, num_workers)
@@ -79,9 +97,15 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
     source, quarantine = described.source, bool(config.wrappers.quarantine)
     recipe = Recipe(source.env_id, source.maker(config.render), described.layout, quarantine)
     method = lambda: described.copy_method()[0]
-    if not num_workers:
-        return LocalPool(recipe, seeds, method)
-    return WorkerPool(recipe, seeds, method, num_workers=num_workers, timeout_s=config.workers.timeout)
+    pool: LocalPool | WorkerPool
+    if num_workers:
+        timeout_s = config.workers.timeout
+        pool = WorkerPool(recipe, seeds, method, described.warn, num_workers=num_workers, timeout_s=timeout_s)
+    else:
+        pool = LocalPool(recipe, seeds, method, described.warn)
+    if config.episodes:
+        pool.set_episodes([Episode(*begin) for begin in config.episodes], -(-len(config.episodes) // len(seeds)))
+    return pool
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
@@ -91,7 +115,7 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     thread at a time.
     """
     if config.workers.num != "auto":
-        return min(int(config.workers.num), num_envs)
+        return min(max(int(config.workers.num), bool(described.why_main)), num_envs)
     waits = described.compute_s < WAITING * described.step_s
     num_pools = max(config.num_async_pools, 1) * config.shard.num
     most = min(num_envs, max((MAX_WAITING if waits else num_cores()) // num_pools, 1))
@@ -99,7 +123,8 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     saved_s = num_envs * config.shard.num * described.step_s * (1 - 1 / at_once)
     if at_once > 1 and saved_s >= MIN_SAVED_S:
         return most
-    return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
+    # Asynchronous pools step while this process computes.
+    return 1 if config.num_async_pools or described.why_main else 0
 
 
 def describe(source: Source, quarantine: bool = False, hidden: Collection[str] = ()) -> Description:
@@ -145,7 +170,7 @@ def describe(source: Source, quarantine: bool = False, hidden: Collection[str] =
     )
     source = source._replace(takes_render_mode=source.takes_render_mode and can_render)
     warnings = gymnasium_spaces.warnings(env_id, visible(tree) if is_part else tree)
-    return Description(source, layout, pool, step_s, compute_s, method, warnings)
+    return Description(source, layout, pool, step_s, compute_s, method, warnings, once(warn))
 
 
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:
@@ -182,9 +207,16 @@ def _layout(tree: PyTree, action: Any) -> Layout:
 
 
 class _InfoMask(gymnasium.Wrapper):
-    """A wrapper that notes whether `info` has had an action mask."""
+    """A wrapper that notes whether `info` has had an action mask, and the time of each step.
+
+    The time is that of the environment alone, since one call of a `Stepper` costs as much as a quick step.
+    """
 
     has_mask = False
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.times: list[tuple[float, float]] = []  # seconds of a step, and those on a core
 
     def reset(self, **options: Any) -> Any:
         """Start an episode."""
@@ -192,7 +224,10 @@ class _InfoMask(gymnasium.Wrapper):
 
     def step(self, action: Any) -> Any:
         """Take a step."""
-        return self._noted(self.env.step(action))
+        wall, cpu = time.perf_counter(), time.process_time()
+        outcome = self.env.step(action)
+        self.times.append((time.perf_counter() - wall, time.process_time() - cpu))
+        return self._noted(outcome)
 
     def _noted(self, outcome: Any) -> Any:
         info = outcome[-1] if isinstance(outcome, tuple) and outcome else None
@@ -221,18 +256,13 @@ def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float
     is_part = [leaf.path == ("action_mask",) for leaf in layout.leaves]
     mask = arrays.obs[is_part.index(True)][0] if any(is_part) else arrays.mask[0]
     env.action_space.seed(0)
-    times: list[tuple[float, float]] = []
     until = time.perf_counter() + TRIAL_S
-    while not times or len(times) < TRIAL_STEPS and time.perf_counter() < until:
+    while not noting.times or len(noting.times) < TRIAL_STEPS and time.perf_counter() < until:
         arrays.action[0] = masks.sample(env.action_space, mask)
-        is_reset = stepper.ended[0]
-        wall, cpu = time.perf_counter(), time.process_time()
         stepper.step()
-        if not is_reset:
-            times.append((time.perf_counter() - wall, time.process_time() - cpu))
     if noting.has_mask and not layout.mask_size and not any(is_part):
         raise ValueError(
             f'{env_id}: info["action_mask"] must be returned by reset too, got it from step only; return it from both'
         )
-    step_s, compute_s = np.median(times, axis=0).tolist()
+    step_s, compute_s = np.median(noting.times, axis=0).tolist()
     return step_s, compute_s

@@ -1,4 +1,7 @@
-"""Compare an environment that a user has made with a new one, which training and evaluation will use instead."""
+"""Compare an environment that a user has made with a new one, which training and evaluation will use instead.
+
+At most one new environment exists at a time: of a simulator with one license, not even a second one can be made.
+"""
 
 import contextlib
 import time
@@ -10,6 +13,7 @@ import numpy as np
 
 from jaxrl_fast.utils.importing import name_of
 from jaxrl_fast.utils.parsing import one_line
+from jaxrl_fast.utils.warnings import warn
 
 PLAY_S, MIN_STEPS, NUM_EPISODES = 0.2, 3, 2  # to find out which attributes an episode changes
 RECORDED = "_saved_kwargs"  # gymnasium's record of how a wrapper was made
@@ -21,44 +25,72 @@ def check_same(given: Any, make: Callable[[], Any]) -> None:
     """Raise ValueError if an attribute or a wrapper of `given` is not that of an environment that `make` returns.
 
     Only plain values are compared: numbers, text, arrays, spaces, and lists and mappings of them. Attributes that a
-    reset, a step or closing changes are those of an episode, and are not compared.
+    reset, a step or closing changes are those of an episode, and are not compared. Nor are those that differ between
+    two new environments. `given` is closed if no other one can be made before.
     """
-    with contextlib.closing(make()) as fresh:
-        names = [" in ".join(name_of(type(layer)) for layer in _layers(env)) for env in (given, fresh)]
-        if names[0] != names[1]:
-            _refuse(given, f"is {names[0]}", names[1])
-        for own, new, changed in zip(_layers(given), _layers(fresh), _changed(make(), fresh), strict=True):
-            for name in {**vars(own), **vars(new)}.keys() - changed - {RECORDED}:
-                value, other = vars(own).get(name, _MISSING), vars(new).get(name, _MISSING)
-                if not _same(value, other):
-                    _refuse(given, f"has {name} {_shown(value)}", _shown(other))
+    own = [_copied(vars(layer)) for layer in _layers(given)]
+    fresh = _made(given, make)
+    names = [" in ".join(name_of(type(layer)) for layer in _layers(env)) for env in (given, fresh)]
+    if names[0] != names[1]:
+        fresh.close()
+        _refuse(given, f"is {names[0]}", names[1])
+    new = [_copied(vars(layer)) for layer in _layers(fresh)]
+    all_changed = _changed(fresh, new)
+    with contextlib.closing(make()) as other:
+        _note(all_changed, other, new)
+    for old, now, changed in zip(own, new, all_changed, strict=True):
+        for name in {**old, **now}.keys() - changed - {RECORDED}:
+            value, other = old.get(name, _MISSING), now.get(name, _MISSING)
+            if not _same(value, other):
+                _refuse(given, f"has {name} {_shown(value)}", _shown(other))
+
+
+def _made(given: Any, make: Callable[[], Any]) -> Any:
+    """Return a new environment; close the given one if that is needed."""
+    try:
+        return make()
+    except ValueError as error:
+        given.close()
+        fresh = make()  # raises an error that has another cause
+        warn(f"env: the given {given.spec.id} was closed, because another one could not be made before ({error})")
+        return fresh
+
+
+def _copied(value: Any) -> Any:
+    """Return a value with copies of arrays, lists and mappings, which an environment may change."""
+    if isinstance(value, Mapping):
+        return {key: _copied(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(part) for part in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 _MISSING = object()
 
 
-def _changed(env: Any, fresh: Any) -> list[set[str]]:
-    """Play an environment for a moment, then close it. Return the attributes of each layer that have differed."""
+def _changed(env: Any, first: list[dict[str, Any]]) -> list[set[str]]:
+    """Play an environment for a moment, then close it. Return the attributes of each layer that were not as `first`."""
     found: list[set[str]] = [set() for _ in _layers(env)]
-
-    def note() -> None:
-        for names, own, new in zip(found, _layers(env), _layers(fresh), strict=True):
-            names |= {name for name, value in vars(own).items() if not _same(value, vars(new).get(name, _MISSING))}
-
     until, num_steps, num_episodes = time.perf_counter() + PLAY_S, 0, 0
     env.action_space.seed(0)
     env.reset(seed=0)
     while num_steps < MIN_STEPS or num_episodes < NUM_EPISODES and time.perf_counter() < until:
-        note()
+        _note(found, env, first)
         _, _, terminated, truncated, _ = env.step(env.action_space.sample())
         num_steps += 1
-        note()
+        _note(found, env, first)
         if terminated or truncated:
             env.reset()
             num_episodes += 1
     env.close()
-    note()
+    _note(found, env, first)
     return found
+
+
+def _note(found: list[set[str]], env: Any, first: list[dict[str, Any]]) -> None:
+    """Add the attributes of each layer that are not as `first`."""
+    for names, own, before in zip(found, _layers(env), first, strict=True):
+        names |= {name for name, value in vars(own).items() if not _same(value, before.get(name, _MISSING))}
 
 
 def _layers(env: Any) -> Iterator[Any]:

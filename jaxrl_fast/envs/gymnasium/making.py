@@ -1,12 +1,12 @@
 """Make one gymnasium environment, in this process or in a worker."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from jaxrl_fast.envs.gymnasium.resetting import takes_options
 from jaxrl_fast.envs.wrappers import frames
 
 
@@ -30,16 +30,11 @@ def make_one(
     """
     env = construct(**arguments, **({"render_mode": "rgb_array"} if render else {}))
     is_wrapped = max_episode_steps is not None or frame_skip > 1 or changes is not None
-    if is_wrapped and isinstance(env, gymnasium.Env) and not _takes_options(env.reset):
+    if is_wrapped and isinstance(env, gymnasium.Env) and not takes_options(env.reset):
         env = WithoutOptions(env)
     env = env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
     env = FrameSkip(env, frame_skip) if frame_skip > 1 else env
     return env if changes is None else ChangeFrames(env, **changes)
-
-
-def _takes_options(reset: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(reset).parameters
-    return "options" in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
 class WithoutOptions(gymnasium.Wrapper):

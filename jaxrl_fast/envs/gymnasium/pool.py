@@ -3,6 +3,7 @@
 Trajectories do not depend on the number of workers, because each environment has its own seed.
 """
 
+import contextlib
 import itertools
 import pickle
 import time
@@ -16,11 +17,13 @@ from jaxrl_fast.envs.gymnasium import process, worker
 from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Recipe, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.process import Worker
+from jaxrl_fast.envs.gymnasium.resetting import Episode
 from jaxrl_fast.envs.gymnasium.stepping import Stepper
 from jaxrl_fast.envs.host.pool import Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import EnvFault, WorkerTraceback, blame, why
+from jaxrl_fast.utils.threads import OneThread
 
 IN_USE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # environments of open local pools
 
@@ -37,25 +40,33 @@ def row_of(layout: Layout, arrays: Arrays) -> Row:
 
 
 class LocalPool:
-    """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
+    """n environments in one thread of this process, as `host_pool.HostPool`. They step while their row is received.
+
+    A compiled program calls the pool from threads that change.
+    """
 
     def __init__(
-        self, recipe: Recipe, seeds: Sequence[int], copy_method: Callable[[], Method] = lambda: "pickle"
+        self,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        copy_method: Callable[[], Method] = lambda: "pickle",
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.layout, self.arrays = recipe.layout, allocate(recipe.layout, len(seeds))
-        self.copy_method, self.pending = copy_method, False
-        self.stepper = Stepper(recipe, seeds, self.arrays)
+        self.copy_method, self.warn, self.pending = copy_method, warn, False
+        self.thread = OneThread("environments")
         try:
+            self.stepper = self.thread.call(Stepper, recipe, seeds, self.arrays)
             self.stepper.check_distinct(set(IN_USE))
-        except EnvFault:
-            self.stepper.envs.clear()  # they belong to another pool
+        except BaseException:
+            self.thread.close()
             raise
         IN_USE.update({id(env.unwrapped): env.unwrapped for env in self.stepper.envs})
 
     def reset(self) -> PyTree:
         """Start n episodes."""
         self.pending = False
-        self.stepper.reset()
+        self.thread.call(self.stepper.reset)
         self._warn()
         return rows_of(self.layout, self.arrays)
 
@@ -77,7 +88,7 @@ class LocalPool:
         """Take the step, unless it has been taken."""
         if self.pending:
             self.pending = False
-            self.stepper.step()
+            self.thread.call(self.stepper.step)
             self._warn()
 
     def row(self) -> Row:
@@ -88,29 +99,34 @@ class LocalPool:
         """Give each environment a new seed."""
         self.stepper.reseed(seeds)
 
+    def set_episodes(self, episodes: Sequence[Episode], each: int) -> None:
+        """Begin the next episodes as these say, `each` of an environment."""
+        self.thread.call(self.stepper.set_episodes, episodes, each)
+
     def get_state(self) -> dict[str, np.ndarray]:
         """Take a pending step, and return the state of all environments."""
         self.finish()
-        return pack(self.arrays, self.stepper.get_states(self.copy_method()))
+        return pack(self.arrays, self.thread.call(self.stepper.get_states, self.copy_method()))
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a state."""
         self.pending = False
-        self.stepper.set_states(self.copy_method(), unpack(self.arrays, state))
+        self.thread.call(self.stepper.set_states, self.copy_method(), unpack(self.arrays, state))
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
-        return self.stepper.render()
+        return self.thread.call(self.stepper.render)
 
     def close(self) -> None:
         """Close the environments."""
         for env in self.stepper.envs:
             IN_USE.pop(id(env.unwrapped), None)
-        self.stepper.close()
+        with contextlib.closing(self.thread):
+            self.thread.call(self.stepper.close)
 
     def _warn(self) -> None:
         if self.stepper.warning:
-            warnings.warn(self.stepper.warning)
+            self.warn(self.stepper.warning)
             self.stepper.warning = ""
 
 
@@ -122,6 +138,7 @@ class WorkerPool:
         recipe: Recipe,
         seeds: Sequence[int],
         copy_method: Callable[[], Method] = lambda: "pickle",
+        warn: Callable[[str], None] = warnings.warn,
         *,
         num_workers: int,
         timeout_s: float,
@@ -140,7 +157,7 @@ class WorkerPool:
             problem = f"{self.env_id} cannot be sent to another process ({why(error)})"
             raise ValueError(f"host.workers: {problem}, got {num_workers}; use 0") from error
         self.layout, self.timeout_s = layout, timeout_s or None
-        self.copy_method = copy_method
+        self.copy_method, self.warn = copy_method, warn
         self.num_pending = 0  # workers whose step has not been waited for
         self.memory = SharedMemory(num_bytes(layout, len(seeds)))
         self.arrays = self.memory.arrays(layout, len(seeds))
@@ -196,6 +213,12 @@ class WorkerPool:
             one.call("reseed", list(seeds[one.first : one.last]))
         self._wait(self.timeout_s)
 
+    def set_episodes(self, episodes: Sequence[Episode], each: int) -> None:
+        """Begin the next episodes as these say, `each` of an environment."""
+        for one in self.workers:
+            one.call("set_episodes", episodes, each)
+        self._wait(self.timeout_s)
+
     def get_state(self) -> dict[str, np.ndarray]:
         """Wait for a pending step, and return the state of all environments."""
         self.finish()
@@ -233,7 +256,7 @@ class WorkerPool:
         for one in self.workers:
             warning = self._answer(one, timeout_s)
             if warning:
-                warnings.warn(warning)
+                self.warn(warning)
 
     def _answers(self) -> list[Any]:
         """Return the answers of all workers. If some failed, raise the first exception after reading all answers.

@@ -9,7 +9,7 @@ import gymnasium
 import jax
 
 from jaxrl_fast.envs import construct, interfaces
-from jaxrl_fast.envs.gymnasium import instance, spaces
+from jaxrl_fast.envs.gymnasium import instance, resetting, spaces
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.utils import importing
@@ -76,12 +76,14 @@ def from_id(name: str, options: Mapping[str, Any]) -> Source:
     """Return the source for a registered id. Raise ValueError if the id or an option is unknown."""
     env_id, spec, known_arguments = _registered(name)
     creator = _creator(env_id, spec)
+    options, of_reset = _take_reset(env_id, options)
     options, num_skip = frame_skip.take(env_id, options, known_arguments)
     options, frame_options = _take_changes(options, known_arguments)
     known_arguments.pop("render_mode", None)
     known_arguments[TIME_LIMIT] = spec.max_episode_steps or 1
     given = _checked(env_id, options, known_arguments, takes_any=_takes_any(creator))
-    maker = functools.partial(gymnasium.make, spec, disable_env_checker=True)
+    make = functools.partial(gymnasium.make, spec, disable_env_checker=True)
+    maker = resetting.with_options(env_id, make, of_reset)
     return Source(
         env_id, maker, given, takes_render_mode=_can_render(creator), frame_skip=num_skip, frame_options=frame_options
     )
@@ -123,12 +125,14 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
         return _from_instance(given, options)
     known = construct.arguments(given)
     known.pop("render_mode", None)
+    options, of_reset = _take_reset(env_id, options)
     options, num_skip = frame_skip.take(env_id, options, known)
     options, frame_options = _take_changes(options, known)
     own_limit = TIME_LIMIT in known
     chosen = _checked(env_id, options, {TIME_LIMIT: 1} | known, takes_any=_takes_any(given))
     limit = None if own_limit else chosen.pop(TIME_LIMIT, None)
-    return Source(env_id, given, chosen, limit, _can_render(given), num_skip, frame_options, is_named=is_named)
+    maker = resetting.with_options(env_id, given, of_reset)
+    return Source(env_id, maker, chosen, limit, _can_render(given), num_skip, frame_options, is_named=is_named)
 
 
 def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
@@ -138,17 +142,24 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
         raise ValueError(f"env: {problem}, got {got}; pass its class, or a function: fit(env=lambda: ...)")
     maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
     instance.check_same(env, lambda: construct.call(env.spec.id, maker, {}))
+    options, of_reset = _take_reset(env.spec.id, options)
     options, num_skip = frame_skip.take(env.spec.id, options, ())
     options, frame_options = _take_changes(options, ())
     given = _checked(env.spec.id, options, {TIME_LIMIT: 1})
     return Source(
         f"gymnasium/{env.spec.id}",
-        maker,
+        resetting.with_options(env.spec.id, maker, of_reset),
         given,
         takes_render_mode=True,
         frame_skip=num_skip,
         frame_options=frame_options,
     )
+
+
+def _take_reset(env_id: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options without those of `reset`, and these, whose text decides their types."""
+    options, of_reset = resetting.take(options)
+    return options, {name: coerce(env_id, name, x, inspect.Parameter.empty) for name, x in of_reset.items()}
 
 
 def _take_changes(options: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Step gymnasium environments one after another, and check their results. Workers import this, so it avoids JAX.
+"""Step gymnasium environments one after another. Worker processes import this, so it avoids JAX.
 
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
@@ -8,15 +8,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxrl_fast.envs.gymnasium import masks
+from jaxrl_fast.envs.gymnasium import values
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
-from jaxrl_fast.envs.gymnasium.layout import Arrays, Leaf, Recipe, few
+from jaxrl_fast.envs.gymnasium.layout import Arrays, Recipe
+from jaxrl_fast.envs.gymnasium.resetting import Episode, hint
+from jaxrl_fast.envs.gymnasium.values import MAX_REWARD, Ranges, WrongValue
 from jaxrl_fast.utils.errors import EnvFault, EnvInterrupted, blame, why
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
-REMEDY = "; wrap quarantine resets the environment instead"
-SUM_REWARDS = "; add them up: gymnasium.wrappers.TransformReward(env, lambda rewards: rewards @ weights)"
-MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 class Stepper:
@@ -27,12 +26,12 @@ class Stepper:
         self.env_id, make, self.layout, self.quarantine = recipe
         self.arrays, self.first = arrays, first
         self.warning = ""  # a sentence about the first observation outside its space
-        self.has_warned = False
-        self.accepted = [leaf.accepted() for leaf in self.layout.leaves]
+        self.ranges = Ranges(self.layout, self.quarantine)
         leaf, *others = self.layout.leaves
         is_plain = not others and not leaf.path and not self.layout.mask_size
         self.only_leaf = leaf if is_plain else None  # of observations that are one array
         self.seeds: list[int | None] = list(seeds)  # for the next reset; None: no new seed
+        self.episodes: list[list[Episode]] = [[] for _ in seeds]  # that come first in each environment
         self.ended = [False] * len(seeds)
         self.envs: list[Any] = []
         try:
@@ -47,7 +46,8 @@ class Stepper:
         try:
             self.envs.append(make())
         except Exception as error:
-            blame(error, f"{self.env_id}: environment {self.first + i} could not be made")
+            only_one = "; if only one can exist at a time, use num_envs 1" if self.first + i else ""
+            blame(error, f"{self.env_id}: environment {self.first + i} could not be made{only_one}")
             raise
 
     def check_distinct(self, others: Collection[int] = ()) -> None:
@@ -85,20 +85,23 @@ class Stepper:
                 outcome = env.step(np.array(action) if is_array else action)  # an environment may keep or change it
             except BaseException as error:
                 self._failed("step", i, error)
-            if not isinstance(outcome, tuple) or len(outcome) != 5:
-                self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
-            obs, reward, terminated, truncated, info = outcome
-            if terminated is not False:
-                terminations[i] = ended[i] = self._flag(i, "terminated", terminated)
-            if truncated is not False:
-                truncations[i] = self._flag(i, "truncated", truncated)
-                ended[i] |= truncations[i]
-            if type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
-                rows[i] = obs
-            else:
-                self._write(i, obs, info, terminations[i])
-            is_plain = type(reward) is float and -MAX_REWARD <= reward <= MAX_REWARD
-            rewards[i] = reward if is_plain else self._number(i, reward)
+            try:
+                if not isinstance(outcome, tuple) or len(outcome) != 5:
+                    raise WrongValue(f"step must return {STEP_RETURNS}", values.got(outcome))
+                obs, reward, terminated, truncated, info = outcome
+                if terminated is not False:
+                    terminations[i] = ended[i] = values.flag("terminated", terminated)
+                if truncated is not False:
+                    truncations[i] = values.flag("truncated", truncated)
+                    ended[i] |= truncations[i]
+                if type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
+                    rows[i] = obs
+                else:
+                    self._write(i, obs, info, terminations[i])
+                is_plain = type(reward) is float and -MAX_REWARD <= reward <= MAX_REWARD
+                rewards[i] = reward if is_plain else values.number(reward, self.quarantine)
+            except WrongValue as wrong:
+                self._fault(i, wrong)
         busy[:] = False
         arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = rewards, terminations, truncations
         self._check_numbers(arrays.terminated)
@@ -106,6 +109,11 @@ class Stepper:
     def reseed(self, seeds: Sequence[int]) -> None:
         """Give each environment a new seed for its next reset."""
         self.seeds = list(seeds)
+
+    def set_episodes(self, episodes: Sequence[Episode], each: int) -> None:
+        """Begin the next episodes as these say: `each` of an environment, one environment of the pool after another."""
+        for i in range(len(self.envs)):
+            self.episodes[i] = list(episodes[(self.first + i) * each :][:each])
 
     def get_states(self, method: Method) -> list[EnvState]:
         """Return the state of each environment."""
@@ -135,11 +143,10 @@ class Stepper:
         except Exception as error:
             blame(error, f"{self.env_id}: render failed in {self.where(0)}")
             raise
-        array = np.asarray(image)
-        if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8:
-            got = _got(image) if array.dtype == object else f"{array.dtype}{list(array.shape)}"
-            self._fault(0, "render must return uint8 [H, W, 3] where render_mode is rgb_array", got)
-        return array
+        try:
+            return values.image(image)
+        except WrongValue as wrong:
+            self._fault(0, wrong)
 
     def close(self) -> None:
         """Close the environments. An error in one does not keep the others open."""
@@ -159,122 +166,44 @@ class Stepper:
 
     def _begin(self, i: int) -> None:
         """Reset environment i."""
-        arrays, seed = self.arrays, self.seeds[i]
+        arrays, episode = self.arrays, Episode(self.seeds[i])
+        if self.episodes[i]:
+            episode = self.episodes[i].pop(0)
         arrays.episode[i] += 1
         arrays.length[i] = 0
         arrays.busy[i] = True
         try:
-            outcome = self.envs[i].reset() if seed is None else self.envs[i].reset(seed=seed)
+            outcome = episode.begin(self.envs[i])
         except BaseException as error:
             self._failed("reset", i, error)
-        if not isinstance(outcome, tuple) or len(outcome) != 2:
-            self._fault(i, "reset must return (obs, info)", _got(outcome))
-        self._write(i, *outcome)
+        try:
+            if not isinstance(outcome, tuple) or len(outcome) != 2:
+                raise WrongValue("reset must return (obs, info)", values.got(outcome))
+            self._write(i, *outcome)
+        except WrongValue as wrong:
+            self._fault(i, wrong)
         self.seeds[i], self.ended[i] = None, False
         arrays.reward[i], arrays.terminated[i], arrays.truncated[i] = 0.0, False, False
 
     def _write(self, i: int, obs: Any, info: Any, terminated: bool = False) -> None:
         """Copy an observation and the action mask into the arrays. A terminal state needs no mask."""
         for leaf, array in zip(self.layout.leaves, self.arrays.obs):
-            value = obs
-            for key in leaf.path:
-                try:
-                    value = value[key]
-                except (KeyError, IndexError, TypeError):
-                    self._fault(i, f"{leaf.name} is missing", f"{_got(obs)}")
-            if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype != leaf.dtype:
-                value = self._converted(i, leaf, value)
-            array[i] = value
+            array[i] = values.part(leaf, obs)
         if self.layout.mask_size:
-            mask = info.get("action_mask") if isinstance(info, dict) else None
-            if mask is None and not terminated:
-                self._fault(i, 'info["action_mask"] is missing', "none, but earlier steps had one")
-            self.arrays.mask[i] = True if mask is None else self._mask(i, mask)
-
-    def _converted(self, i: int, leaf: Leaf, value: Any) -> np.ndarray:
-        """Return a part of an observation with the declared shape, in a dtype that the declared one can hold."""
-        array = np.asarray(value)
-        declared = f"{leaf.dtype}{list(leaf.shape)} as its space declares"
-        if value is None or array.dtype == object:
-            self._fault(i, f"{leaf.name} must be {declared}", _got(value))
-        if leaf.dtype.kind == "f":
-            fits = array.dtype.kind in "buif"
-        else:
-            fits = array.dtype.kind in "bui" and _holds(leaf.dtype, array)
-        if array.shape != leaf.shape or not fits:
-            self._fault(i, f"{leaf.name} must be {declared}", f"{array.dtype}{list(array.shape)}")
-        return array
-
-    def _mask(self, i: int, mask: Any) -> np.ndarray:
-        array = masks.flat(mask)
-        if array.shape != (self.layout.mask_size,) or array.dtype.kind not in "bui":
-            expected = f"{self.layout.mask_size} booleans"
-            self._fault(i, f'info["action_mask"] must be {expected}', f"{array.dtype}{list(array.shape)}")
-        return array.astype(bool)
-
-    def _number(self, i: int, reward: Any) -> float:
-        """Return the reward as a float. Raise EnvFault if it is not one number, or not finite without quarantine."""
-        if type(reward) is not float:
-            value = np.asarray(reward) if reward is not None else None
-            if value is None or value.size != 1 or value.dtype.kind not in "buif":
-                several = value is not None and value.size > 1 and value.dtype.kind in "buif"
-                self._fault(i, "reward must be one number", _got(reward), SUM_REWARDS if several else "")
-            reward = float(value.reshape(()))
-        if not abs(reward) <= MAX_REWARD and not self.quarantine:
-            self._fault(i, "reward must be finite in float32", f"{reward}", REMEDY)
-        return float(reward)
-
-    def _flag(self, i: int, name: str, value: Any) -> bool:
-        """Return an episode's end as a bool. Raise EnvFault if it is neither True nor False."""
-        if value is True or value is False:
-            return value
-        array = np.asarray(value) if value is not None else None
-        if array is None or array.size != 1 or array.dtype.kind not in "bui" or array.reshape(()) not in (0, 1):
-            self._fault(i, f"{name} must be True or False", _got(value))
-        return bool(array.reshape(()))
+            self.arrays.mask[i] = values.action_mask(info, self.layout.mask_size, terminated)
 
     def _check_numbers(self, terminated: np.ndarray) -> None:
-        """Raise EnvFault for NaN and for indices outside their space; note other values outside.
-
-        The value of a terminal state is 0 whatever its observation is, so numbers there need not be finite.
-        With quarantine, an episode with numbers that are not finite is truncated.
-        """
+        """Raise EnvFault for numbers that are not allowed. With quarantine, truncate the episodes that have them."""
+        before = self.ranges.outside
+        try:
+            bad = self.ranges.check(self.arrays, terminated)
+        except WrongValue as wrong:
+            self._fault(wrong.row, wrong)
         if self.quarantine:
-            self._truncate(~np.isfinite(self.arrays.reward))
-        for k, (leaf, array) in enumerate(zip(self.layout.leaves, self.arrays.obs)):
-            accepted = self.accepted[k]
-            if accepted is None or ((accepted[0] <= array) & (array <= accepted[1])).all():
-                continue
-            if array.dtype.kind == "f":
-                finite = np.isfinite(array)
-                if not finite.all():
-                    bad = ~finite.reshape(len(array), -1).all(1) & ~terminated
-                    if self.quarantine:
-                        self._truncate(bad)
-                    elif bad.any():
-                        i = int(np.argmax(bad))
-                        self._fault(i, f"{leaf.name} must be finite", few(array[i]), REMEDY)
-            if leaf.low is None or self.has_warned and not leaf.is_index:
-                continue
-            outside = (array < leaf.low) | (array > leaf.high)
-            if not outside.any():
-                continue
-            i, *place = (int(k) for k in np.argwhere(outside)[0])
-            bounds = [np.broadcast_to(bound, leaf.shape)[tuple(place)] for bound in (leaf.low, leaf.high)]
-            which = f"{leaf.name}{place if place else ''}"
-            declared, got = f"between {bounds[0]:g} and {bounds[1]:g}", f"{array[i][tuple(place)]:g}"
-            if leaf.is_index:
-                self._fault(i, f"{which} must be {declared}", got)
-            self.has_warned = True
-            self.accepted = [each.accepted(within_bounds=False) for each in self.layout.leaves]
-            self.warning = (
-                f"{self.env_id}: {which} is not {declared} as its space declares, got {got} in {self.where(i)}"
-            )
-
-    def _truncate(self, bad: np.ndarray) -> None:
-        """Truncate the episodes of some environments [n]."""
-        for i in np.flatnonzero(bad):
-            self.arrays.truncated[i] = self.ended[i] = True
+            for i in np.flatnonzero(bad):
+                self.arrays.truncated[i] = self.ended[i] = True
+        if (outside := self.ranges.outside) is not before and outside is not None:
+            self.warning = self._text(outside.row, outside)
 
     def _failed(self, name: str, i: int, error: BaseException) -> NoReturn:
         """Raise the error of an environment again, with a note of its place."""
@@ -284,7 +213,7 @@ class Stepper:
             raise EnvFault(
                 f"{self.env_id}: {name} must not end the program, got {error!r} in {self.where(i)}"
             ) from error
-        place = f"{self.env_id}: {name} failed in {self.where(i)}"
+        place = f"{self.env_id}: {name} failed in {self.where(i)}{hint(error) if name == 'reset' else ''}"
         if not isinstance(error, Exception):
             interrupted = EnvInterrupted(why(error))
             blame(interrupted, place)
@@ -292,24 +221,8 @@ class Stepper:
         blame(error, place)
         raise error
 
-    def _fault(self, i: int, problem: str, got: str, remedy: str = "") -> NoReturn:
-        raise EnvFault(f"{self.env_id}: {problem}, got {got} in {self.where(i)}{remedy}")
+    def _fault(self, i: int, wrong: WrongValue) -> NoReturn:
+        raise EnvFault(self._text(i, wrong)) from None
 
-
-def _holds(dtype: np.dtype, array: np.ndarray) -> bool:
-    """Return whether whole numbers fit into a dtype."""
-    if dtype.kind == "b":
-        return bool(((array == 0) | (array == 1)).all())
-    limits = np.iinfo(dtype)
-    return bool(((array >= limits.min) & (array <= limits.max)).all())
-
-
-def _got(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, dict):
-        return f"a dict with {', '.join(map(repr, value)) or 'nothing'}"
-    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) and value.shape else ""
-    return f"{type(value).__name__}{shape}" if shape else f"{value!r}"[:80]
+    def _text(self, i: int, wrong: WrongValue) -> str:
+        return f"{self.env_id}: {wrong.problem}, got {wrong.got} in {self.where(i)}{wrong.remedy}"

@@ -14,7 +14,7 @@ from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
-from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.errors import place, why
 from jaxrl_fast.utils.parsing import as_annotated
 
 REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -103,7 +103,7 @@ def _default_params(env_id: str, env: Any) -> Any:
     try:
         return env.default_params
     except Exception as error:  # environments may raise anything
-        raise ValueError(f"{env_id}: its default_params failed with {why(error)}{where(error)}") from error
+        raise ValueError(f"{env_id}: its default_params failed with {why(error)}{place(error)}") from error
 
 
 def _with_options(env_id: str, params: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from jaxrl_fast import types
 from jaxrl_fast.envs.gymnax.single import Single, encode, is_discrete, unwrapped
 from jaxrl_fast.envs.spaces import Interval, to_env_action, true_bounds
 from jaxrl_fast.types import EnvSpec, Key, PyTree
-from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.errors import place, why
 from jaxrl_fast.utils.random import key_of_seed
 
 
@@ -86,7 +86,7 @@ def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except _Unusable as error:
         raise ValueError(f"{env_id}: {error}") from None
     except Exception as error:  # environments may raise anything
-        raise ValueError(f"{env_id}: tracing it failed with {why(error)}{where(error)}") from error
+        raise ValueError(f"{env_id}: tracing it failed with {why(error)}{place(error)}") from error
 
 
 def _shapes(env_id: str, function: Callable[..., Any], *arguments: PyTree) -> Any:

@@ -1,6 +1,6 @@
 """Define the settings with which environments are made."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_fast.options.wrap import Wrappers as Wrappers
 from jaxrl_fast.types.host import AtariProtocol
@@ -35,3 +35,4 @@ class HostEnvConfig(NamedTuple):
     workers: Workers = Workers()
     wrappers: Wrappers = Wrappers()
     render: bool = False  # images will be asked for
+    episodes: tuple[Any, ...] = ()  # how the first episodes of Python environments begin: (seed, options of reset) each

@@ -21,7 +21,7 @@ from jaxrl_fast.networks.torsos import mlp
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
-from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.errors import place, why
 from jaxrl_fast.utils.parsing import as_annotated
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -91,7 +91,7 @@ def _shapes(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return jax.eval_shape(function, *arguments)
     except Exception as error:  # a user's module may raise anything
-        raise ValueError(f"network: {name} failed with {why(error)}{where(error)}") from error
+        raise ValueError(f"network: {name} failed with {why(error)}{place(error)}") from error
 
 
 def _construct(name: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -109,4 +109,4 @@ def _construct(name: str, arguments: Mapping[str, Any]) -> nn.Module:
         return kind(**values)
     except Exception as error:
         hint = "; give it in network.options" if isinstance(error, TypeError) and " missing " in str(error) else ""
-        raise ValueError(f"network: {name} cannot be made: {why(error)}{where(error)}{hint}") from error
+        raise ValueError(f"network: {name} cannot be made: {why(error)}{place(error)}{hint}") from error
