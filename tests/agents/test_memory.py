@@ -13,7 +13,7 @@ from jaxrl_fast.agents import ppo, pqn
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Parallelism
-from tests.helpers import probes
+from tests.helpers import probes, slow
 from tests.helpers.trees import same_bits
 
 SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8,), gamma=probes.GAMMA)
@@ -168,3 +168,24 @@ def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, mon
     assert any(np.abs(x).max() > 0 for x in jax.tree.leaves(memory))
     with pytest.raises(ValueError, match=r"policy: memory must have the shapes .*; pass policy.initial_memory"):
         policy(np.zeros((3, 4)), memory)
+
+
+@pytest.mark.parametrize("memory", [slow("none"), dict(kind="gru", size=4)])
+def test_all_observations_of_ppo_rollout_are_normalized_by_same_statistics(memory):
+    """The oracle is an agent without statistics that is given observations normalized by numpy.
+
+    With lambda 0, the target of the last step is its reward and the value of the observation after the rollout.
+    """
+    env = probes.remember(3, length=5)
+    options = dict(memory=memory, num_minibatches=1, rollout_length=4, gae_lambda=0.0)
+    normalizing, plain = (make_agent(ppo, env, **options, normalize_observations=on) for on in (True, False))
+    state, rollout = state_and_rollout(plain, env)
+    mean, var = np.float32([0.3, -2.0]), np.float32([0.25, 4.0])
+    (stats,) = jax.tree.leaves(normalizing.init(jax.random.key(0)).observations, is_leaf=lambda x: hasattr(x, "var"))
+    by_numpy = lambda obs: jnp.float32((np.asarray(obs) - mean) / np.sqrt(var))
+    next_obs, steps = by_numpy(rollout.next_obs), rollout.steps._replace(obs=by_numpy(rollout.steps.obs))
+    targets = lambda agent, *given: jax.jit(partial(ppo.prepare, agent.explore.args[0]))(*given).rows.target
+    found = targets(normalizing, state._replace(observations=stats._replace(mean=mean, var=var)), rollout)
+    expected = targets(plain, state, rollout._replace(next_obs=next_obs, steps=steps))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(by_numpy(rollout.next_obs) - rollout.next_obs).min() > 0.1
