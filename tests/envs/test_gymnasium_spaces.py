@@ -72,6 +72,44 @@ def test_vectors_of_whole_numbers_keep_their_values(space, values, expected, cap
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-(2**31), 2**31 - 1, "int32"), (-(2**31) - 1, 9, "float32"), (0, 2**31, "float32"), (0, 9, "int32")],
+)
+def test_whole_numbers_are_stored_as_such_if_32_bits_hold_them(low, high, expected):
+    assert gymnasium_spaces.stored_dtype(Box(low, high, (1,), np.int64)) == expected
+
+
+class Flags(Shown):
+    """Returns ends of an unusual type; the episode is truncated by the third step."""
+
+    def __init__(self, flag):
+        super().__init__(Box(-9, 9, (1,), np.float32), [[0], [1], [2], [3]])
+        self.flag = flag
+
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.flag(0), self.flag(int(self.t == 3)), {}
+
+
+@pytest.mark.parametrize("flag", [int, np.bool_, np.uint8, lambda x: np.array([x]), lambda x: np.array(x, bool)])
+def test_flag_may_be_any_single_0_or_1(flag):
+    env = envs.make(lambda: Flags(flag), 1, LOCAL)
+    state, _ = env.reset(jax.random.key(0))
+    found = []
+    for _ in range(3):
+        state, timestep = env.step(state, jnp.zeros(1, jnp.int32))
+        found.append((bool(timestep.last[0]), float(timestep.discount[0])))
+    env.host.close()
+    assert found == [(False, 1), (False, 1), (True, 1)]
+
+
+@pytest.mark.parametrize("flag", [lambda x: np.array([x, x]), float, lambda x: np.array([]), lambda x: str(x)])
+def test_flag_of_another_kind_is_refused(flag):
+    with pytest.raises(ValueError, match="terminated must be True or False, got"):
+        envs.make(lambda: Flags(flag), 1, LOCAL)
+
+
+@pytest.mark.parametrize(
     ("shape", "is_moved"),
     [((3, 16, 20), True), ((12, 16, 16), True), ((7, 9, 12), False), ((3, 7, 7), False), ((13, 16, 16), False)],
 )

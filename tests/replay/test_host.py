@@ -25,7 +25,7 @@ from jaxrl_fast.replay.host import buffer as host_buffer
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
 
-pytest.importorskip("zstandard")
+zstandard = pytest.importorskip("zstandard")
 KINDS = [*itertools.product((False, True), (False, True))]  # on disk, compressed
 STORES = [*itertools.product(("host", "disk"), ("none", "zstd"))]
 close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
@@ -144,6 +144,23 @@ def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_pat
     for _ in range(2):
         with pytest.raises(OSError, match="No space left on device"):
             buffer.save()
+    buffer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_report_counts_bytes_of_blocks_that_are_kept(kind, tmp_path):
+    """Five groups of 16 rows of 2 environments, of which the last three are kept; the first two compress worse."""
+    compressed, rng = kind[1], np.random.default_rng(0)
+    buffer = opened(host_buffer.Shape(32, 2, BYTES), kind, tmp_path)
+    groups = [rng.integers(256 >> 2 * i, size=(16, 2, BYTES)).astype(np.uint8) for i in range(5)]
+    for i, group in enumerate(groups):
+        buffer.put(0, 16 * i % 32, group)
+    buffer.save()()
+    kept = [group[:, env].tobytes() for group in groups[2:] for env in range(2)]
+    encoded = map(zstandard.ZstdCompressor(level=1).compress, kept) if compressed else kept
+    num_bytes = sum(map(len, encoded))
+    found = buffer.report()
+    assert found["bytes"] == num_bytes and found["compression_ratio"] == 6 * 16 * BYTES / num_bytes
     buffer.close()
 
 
