@@ -70,7 +70,7 @@ NEAREST = {  # for modules without tests/FOLDER/test_MODULE.py
     "envs/envpool/": ["envs/test_envpool_options.py", "envs/test_envpool.py"],
     "envs/gymnasium/": ["envs/test_gymnasium.py", "envs/test_gymnasium_spaces.py", "envs/test_gymnasium_runs.py"],
     "envs/gymnax/": ["envs/test_gymnax.py"],
-    "envs/wrappers/": ["envs/test_conformance.py", "envs/test_image.py", "envs/test_gymnasium.py"],
+    "envs/wrappers/": ["envs/test_image.py", "envs/test_gymnasium.py"],
     "envs/spaces.py": ["envs/test_gymnax.py", "envs/test_envpool_options.py"],
     "evaluation/export/": ["evaluation/test_export.py"],
     "evaluation/render/": ["evaluation/test_render.py"],

@@ -2,9 +2,12 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jaxrl_fast.metrics.tracker import MetricsTracker
+from jaxrl_fast.rl import normalize
+from jaxrl_fast.training import evaluator
 from jaxrl_fast.training.summary import RunResult, of_replay, summarize
 
 pytestmark = pytest.mark.unit
@@ -77,3 +80,22 @@ def test_replay_report_adds_parts():
     assert of_replay([one, other], 10.0) == {
         "bytes": 400, "compression_ratio": 1.5, "reading_share": 0.4, "compression_share": 0.25
     }  # fmt: skip
+
+
+def test_evaluation_statistics_are_of_games_and_of_each_player():
+    """Two players of three games: left returns 1, 2 and nothing yet, right returns 5, 7 and nothing yet."""
+    score = np.array([[1.0, 2.0, 9.0, 5.0, 7.0, 9.0]])
+    ended = np.array([[True, True, False] * 2])
+    found = evaluator.summarize_all(("left", "right"), score, np.array([[4, 8, 0] * 2]), ended)
+    assert (found["eval_episodes"], found["eval_truncated"], found["eval_length_mean"]) == (2, 1, 6)
+    assert (found["eval_return_mean"], found["eval_return_min"], found["eval_return_max"]) == (3.75, 1, 7)
+    assert (found["eval_return_mean/left"], found["eval_return_mean/right"]) == (1.5, 6.0)
+    assert found["eval_return_std"] == pytest.approx((22.75 / 4) ** 0.5)  # 2.75^2 + 1.75^2 + 1.25^2 + 3.25^2
+    nothing = evaluator.summarize_all(("left", "right"), score, score, ~ended & ended)
+    assert nothing["eval_return_mean/left"] is None and nothing["eval_truncated"] == 3
+
+
+@pytest.mark.parametrize(("variance", "unexplained", "expected"), [(4.0, 1.0, 0.75), (0.5, 1.0, -1.0), (0.0, 1.0, 0.0)])
+def test_explained_variance_equals_hand_calculation(variance, unexplained, expected):
+    moments = normalize.Moments(np.float32([3, 3]), np.float32([0, 0]), np.float32([variance, unexplained]))
+    assert float(normalize.explained_variance(moments)) == pytest.approx(expected)
