@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.agents import actor_critic, dqn, pqn, sac
+from jaxrl_fast.agents import actor_critic, dqn, ppo, pqn, sac
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import normalize, off_policy
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, PolicyInput, Rollout, Transition
-from tests.helpers import actor_critics
+from tests.helpers import actor_critics, probes
 from tests.helpers.agents import network_of
 
 TABLE = network_of(lambda key: jnp.zeros(2), lambda table, obs, noise=(): obs @ table[None], lambda key, shape: ())
@@ -88,3 +88,16 @@ def test_both_observations_of_sampled_transitions_are_normalized():
     number = np.asarray(rows.obs) * 2 + 2
     assert len(np.unique(number.round(3))) > 2 and number.min() > -0.01 and number.max() < 6.01
     np.testing.assert_allclose(rows.next_obs, (number + 1 - 2) / 2, atol=1e-5)
+
+
+def test_adaptive_rate_changes_in_second_gradient_step_of_an_update():
+    """Each of two updates has two gradient steps. The KL of the second exceeds its target: 0.01 / 1.5, then / 1.5^2."""
+    env = probes.best_action(4)
+    options = dict(rollout_length=4, num_minibatches=1, num_epochs=2, hidden_sizes=(4,), learning_rate=0.01)
+    config = configure(ppo.Config, **options, schedule=dict(kind="kl", target=1e-9), normalize_advantage=False)
+    agent = ppo.make(config, env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    rollout, update = probes.experience(env, agent, state), jax.jit(agent.update)
+    for number in (1, 2):
+        state, metrics = update(state, rollout, jax.random.key(number))
+        assert float(metrics["learning_rate"]) == pytest.approx(0.01 / 1.5**number, rel=1e-5)

@@ -255,3 +255,14 @@ def test_mask_that_resets_do_not_return_is_rejected():
 def test_index_without_one_hot_vector_is_warned_about(space, warns):
     found = gymnasium_spaces.warnings("mine", gymnasium_spaces.as_tree(space))
     assert len(found) == warns and all("not as a one-hot vector" in line and "; use network" in line for line in found)
+
+
+def test_registered_environment_is_made_without_gymnasiums_own_checks():
+    """Its checker would step every environment a second time at its first reset, and warn in other words."""
+    env = source.from_id("CartPole-v1", {}).make()
+    layers = []
+    while isinstance(env, gymnasium.Wrapper):
+        layers.append(type(env).__name__)
+        env = env.env
+    env.close()
+    assert "PassiveEnvChecker" not in layers

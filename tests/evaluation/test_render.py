@@ -163,6 +163,16 @@ def test_fixed_parts_of_classic_control_are_in_place():
     assert is_color(cart_pole, (350 - 17, 155), canvas.SHADE) and is_color(cart_pole, (350 + 17, 155), canvas.SHADE)
 
 
+def test_mountain_car_has_its_shape_at_the_bottom():
+    """300 pixels a unit: from 0.03 to 0.1 above the valley, and 0.085 to both sides. Wheels are 0.045 to both sides."""
+    picture = classic_control.mountain_car([-math.pi / 6, 0.0], goal=0.5)
+    column, row = 300 * (1.2 - math.pi / 6), 300 * (1.3 - 0.1)
+    expected = [column - 25.5, column + 25.5, row - 30, row - 9]
+    np.testing.assert_allclose(marks(picture, canvas.BLUE), expected, atol=2.5)
+    for side in (-0.045, 0.045):
+        assert is_color(picture, (column + 300 * side, row - 5), canvas.INK)
+
+
 def test_paddles_field_has_ball_paddles_and_points_in_place():
     """420 pixels for 2.2: the ball at (0.5, -0.2), paddles at heights 0.4 and -0.6, half of one player's points."""
     obs = [0.5, -0.2, 0.0, 0.0, 0.4, -0.6, 0.5, 0.0, 0.2]

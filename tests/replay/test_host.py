@@ -148,6 +148,32 @@ def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [[0], [0, 47], [0, 1, 2], [0, 40, 2, 3], [40, 0, 41, 1]])
+def test_rows_of_full_and_of_newest_group_are_read_in_any_order(rows, kind, tmp_path, monkeypatch):
+    """Of 40 rows, the last 8 are in the newest group, which is raw; places from 40 on hold nothing yet, and row 47 too.
+
+    The page cache refuses every read that may not wait, as a cold disk does.
+    """
+    waits = os.preadv
+
+    def refuse(descriptor, buffers, offset, flags=0):
+        if flags:
+            raise BlockingIOError
+        return waits(descriptor, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    buffer = opened(host_buffer.Shape(48, 1, BYTES), kind, tmp_path)
+    for start in (0, 16, 32):
+        buffer.put(0, start, np.repeat(np.arange(start, start + 16, dtype=np.uint8), BYTES).reshape(16, 1, BYTES) + 1)
+    buffer.save()()
+    buffer.put(0, 0, np.full((4, 1, BYTES), 99, np.uint8))  # rows 0 to 3 are those of the newest group
+    places = np.stack([np.array(rows), np.zeros(len(rows), int)], -1)[None, None]
+    expected = [99 if row < 4 else row + 1 for row in rows]
+    assert read(buffer, places, 1)[0, 0].tolist() == [[x] * BYTES for x in expected]
+    buffer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_report_counts_bytes_of_blocks_that_are_kept(kind, tmp_path):
     """Five groups of 16 rows of 2 environments, of which the last three are kept; the first two compress worse."""
     compressed, rng = kind[1], np.random.default_rng(0)

@@ -223,3 +223,21 @@ def test_batches_read_ahead_are_those_that_steps_draw():
     read, drawn = np.moveaxis(jax.jit(jax.vmap(learn, axis_name="shards"))(jnp.arange(2)), 2, 0)
     np.testing.assert_array_equal(read, drawn)
     assert len(np.unique(drawn.reshape(8, 2), axis=0)) == 8
+
+
+def test_metrics_are_weighted_means_times_number_of_steps():
+    """Two steps are due: rows 1 and 5 with weights 1 and 3, then 1 with weight 0 and 4. The mean is (16 + 16) / 8."""
+
+    def step(buffer, num_updates, keys, learner, counts):
+        weight = jnp.where(learner == 0, jnp.float32([1, 3]), jnp.float32([0, 4]))
+        rows = jnp.where(learner == 0, jnp.float32([1, 5]), jnp.float32([1, 4]))
+        return learner + 1, None, counts, {"loss": weight * rows, "weight": weight}
+
+    context = SimpleNamespace(
+        ratio=ReplayRatio(Fraction(1, 2), 0, 4, 1),
+        parallelism=Parallelism(),
+        replay=SimpleNamespace(read_ahead=None, update_priorities=None),
+    )
+    state, metrics = off_policy.learn(context, step, off_policy.init_state(jnp.int32(0), ()), jax.random.key(0))
+    assert (state.learner, state.num_updates, metrics["gradient_steps"]) == (2, 1, 2)
+    assert float(metrics["loss_sum"]) == pytest.approx(2 * 32 / 8)
