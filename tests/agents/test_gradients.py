@@ -54,7 +54,11 @@ def test_epsilon_falls_within_a_rollout(module):
         state = state._replace(learner=state.learner._replace(params=params))
     noise = agent.sample_noise(jax.random.key(0), 4, 2)
     uniform = jnp.broadcast_to(jnp.float32([[0.6], [0.0]]), (4, 2, 2))
-    noise = noise._replace(explore=noise.explore._replace(uniform=uniform)) if module is dqn else noise._replace(uniform=uniform)
+    noise = (
+        noise._replace(explore=noise.explore._replace(uniform=uniform))
+        if module is dqn
+        else noise._replace(uniform=uniform)
+    )
     act = lambda noise: module.explore(context, state, PolicyInput(jnp.ones((2, 1))), (), noise).action
     np.testing.assert_array_equal(jax.vmap(act)(noise), [[0, 0], [0, 0], [1, 1], [1, 1]])
 

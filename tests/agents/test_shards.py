@@ -26,9 +26,7 @@ def after_two_rollouts(algo):
     """Return the states [shards] after updates with two rollouts, and the rollouts' steps [2, shards, T, N]."""
     spec = EnvSpec("test", jax.ShapeDtypeStruct((2,), jnp.float32), Box((1,)), NUM_ENVS)
     options = OPTIONS[algo] | dict(hidden_sizes=(4,), rollout_length=NUM_STEPS, normalize_observations=True)
-    agent = agents.load(algo).make(
-        configure(ALGORITHMS[algo], **options), spec, 10, Parallelism("shards", NUM_SHARDS)
-    )
+    agent = agents.load(algo).make(configure(ALGORITHMS[algo], **options), spec, 10, Parallelism("shards", NUM_SHARDS))
     update = jax.jit(jax.vmap(agent.update, in_axes=(0, 0, None), axis_name="shards"))
     one = agent.init(jax.random.key(0))
     state = jax.tree.map(lambda x: jnp.stack([x] * NUM_SHARDS), one)

@@ -22,9 +22,13 @@ def games(separate_ends):
         mask = jnp.asarray(PER_GAME[..., None] == np.arange(1, 5))
         return TimeStep({"own": obs[..., None]}, jnp.float32(10 * PER_GAME), discount, last, score, mask)
 
-    spec = EnvSpec("test", {"own": jax.ShapeDtypeStruct((2, 1), jnp.float32)}, Discrete(4), 2, 0, True, ("left", "right"))
+    spec = EnvSpec(
+        "test", {"own": jax.ShapeDtypeStruct((2, 1), jnp.float32)}, Discrete(4), 2, 0, True, ("left", "right")
+    )
     reset = lambda key: ((), timestep(jnp.float32(100 * PER_GAME)))
-    return Env(reset, lambda state, action: (state, timestep(action.astype(jnp.float32))), spec, view=View(raw_obs=spec.obs))
+    return Env(
+        reset, lambda state, action: (state, timestep(action.astype(jnp.float32))), spec, view=View(raw_obs=spec.obs)
+    )
 
 
 @pytest.mark.parametrize("separate_ends", [False, True])

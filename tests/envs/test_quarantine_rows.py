@@ -47,7 +47,9 @@ def scripted(rows):
         return State(jnp.int32(0), jnp.zeros(1, bool)), timestep(RESET)
 
     def step(state, action):
-        row = jax.tree.map(lambda fresh, x: jnp.where(state.last[0], fresh, x[state.time]), Row(*map(jnp.asarray, RESET)), table)
+        row = jax.tree.map(
+            lambda fresh, x: jnp.where(state.last[0], fresh, x[state.time]), Row(*map(jnp.asarray, RESET)), table
+        )
         return State(state.time + ~state.last[0], jnp.asarray(row.last)[None]), timestep(row)
 
     spec = EnvSpec("test", jax.ShapeDtypeStruct((1,), jnp.float32), Discrete(2), 1, has_action_mask=True)

@@ -73,7 +73,13 @@ def test_policies_of_players_explore_together_as_in_training(kind, num_envs, mon
     settings = SimpleNamespace(options=options, algo="ppo")
     agent = AGENT._replace(players=SimpleNamespace(of_player=lambda player: f"agent {player}"))
     saved = SimpleNamespace(
-        env=SimpleNamespace(spec=spec), learners=(), settings=settings, seeds=[3], agent=agent, checkpoint=None, env_steps=0
+        env=SimpleNamespace(spec=spec),
+        learners=(),
+        settings=settings,
+        seeds=[3],
+        agent=agent,
+        checkpoint=None,
+        env_steps=0,
     )
     monkeypatch.setattr(policy, "open_env", lambda folder, env: (settings, saved.env))
     monkeypatch.setattr(policy, "read_run", lambda *given: saved)

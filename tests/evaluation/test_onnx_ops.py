@@ -32,7 +32,10 @@ def pool(x, first, step, window, strides, padding):
 
 
 CASES = {
-    "convolution with uneven padding": ((7, 6, 2), lambda x: convolve(x, window_strides=(1, 1), padding=((2, 1), (0, 3)))),
+    "convolution with uneven padding": (
+        (7, 6, 2),
+        lambda x: convolve(x, window_strides=(1, 1), padding=((2, 1), (0, 3))),
+    ),
     "convolution with strides": ((7, 6, 2), lambda x: convolve(x, window_strides=(2, 3), padding="VALID")),
     "dilated convolution": (
         (7, 6, 2),
@@ -51,6 +54,7 @@ CASES = {
     "transposed matrix": ((3,), lambda x: lax.dot_general(x, MATRIX, (((0,), (1,)), ((), ())))),
     "matrix of leading axis": ((5, 2), lambda x: lax.dot_general(x, MATRIX, (((0,), (0,)), ((), ())))),
     "product of rows": ((4, 5), lambda x: lax.dot_general(x, x + 1, (((1,), (1,)), ((0,), (0,))))),
+    "squared length": ((4,), lambda x: jnp.broadcast_to(x @ (x + 1), 1)),
     "two axes": ((5, 3), lambda x: lax.dot_general(x, MATRIX, (((0, 1), (0, 1)), ((), ())))),
     "slice with stride": ((9, 3), lambda x: x[1:8:3, 1:]),
     "padding": ((4, 3), lambda x: jnp.pad(x, ((1, 2), (0, 3)), constant_values=7.0)),
@@ -68,7 +72,7 @@ CASES = {
     "choice": ((4,), lambda x: jnp.where(x > 0, x, -2 * x)),
     "comparisons": ((4,), lambda x: 1.0 * (x < 0.1) + 2 * (x <= 0) + 4 * (x >= 1) + 8 * (x == x) + 16 * (x != x)),
     "clip": ((4,), lambda x: lax.clamp(-0.5, x, 0.25)),
-    "powers": ((4,), lambda x: x**2 + x**3 + lax.rsqrt(jnp.abs(x) + 1) + 2.0 ** x),
+    "powers": ((4,), lambda x: x**2 + x**3 + lax.rsqrt(jnp.abs(x) + 1) + 2.0**x),
     "exponents": ((4,), lambda x: jnp.log1p(jnp.abs(x)) + jnp.expm1(x) + jnp.exp2(x) + jax.nn.sigmoid(x)),
     "remainder": ((4,), lambda x: lax.rem(5 * x, jnp.float32(2)) + jnp.floor(x) + jnp.sign(x)),
     "finite": ((4,), lambda x: jnp.isfinite(x / (x > 0)) * 1.0 + jnp.isfinite(jnp.log(x))),

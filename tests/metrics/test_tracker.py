@@ -263,3 +263,11 @@ def test_mean_return_of_player_is_over_its_own_episodes():
     assert record["return_mean/left"] == pytest.approx(10 / 3) and record["return_mean/right"] == 5
     assert record["return_mean/third"] is None and record["return_mean"] == 2.75
     assert not any("/" in name and name.startswith(("return_sum", "episodes")) for name in record)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [([1, 0], 6.0), ([0, 0], None), ([2, 4], 1.0)])
+def test_sums_over_gradient_steps_are_divided_by_their_number(steps, expected):
+    """Sums of 6 and 0 over one step, over none, and over six steps."""
+    (record,) = records.summarize(rows(episodes=[0, 0], td_loss_sum=[6, 0], gradient_steps=steps))
+    assert (record["td_loss"], record["gradient_steps"]) == (expected, sum(steps))
+    assert "td_loss_sum" not in record

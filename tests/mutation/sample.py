@@ -305,7 +305,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num", type=int, default=200, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="files with one of these in their paths")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="files with one of these in their paths"
+    )
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="of tests for each mutant")
     parser.add_argument("--out", type=Path, default=lines.RECORD.with_name("sample.jsonl"), help="results so far")
     parser.add_argument("--again", action="store_true", help="plant what survived once more")

@@ -36,7 +36,11 @@ def make_inner(config, spec):
         state = state | {"key": numbers(key), "rewards": rollout.steps.reward}
         metrics = {"loss": rollout.steps.reward.mean(), "td_sum": rollout.steps.reward.sum(), "gradient_steps": 4}
         last = jax.tree.leaves(rollout.next_obs)
-        return state | {"next": last[0].sum(), "first": jax.tree.leaves(rollout.first_obs)[0].sum(), "parts": len(last)}, metrics
+        return state | {
+            "next": last[0].sum(),
+            "first": jax.tree.leaves(rollout.first_obs)[0].sum(),
+            "parts": len(last),
+        }, metrics
 
     init = lambda key: {"number": numbers(key)}
     act = lambda state, inputs, carry, noise: Decision(jax.tree.leaves(inputs.obs)[0][:, 0] + noise, carry)

@@ -30,7 +30,9 @@ def make(num_updates):
         )
         init = lambda key: {"params": jnp.float32(0), "seen": jnp.zeros((1, GAMES)), "restarts": jnp.int32(0)}
         restart = lambda state: state | {"restarts": state["restarts"] + 1}
-        noise = lambda key, num_steps, num_envs: jnp.broadcast_to(jax.random.key_data(key)[0] % 7, (num_steps, num_envs))
+        noise = lambda key, num_steps, num_envs: jnp.broadcast_to(
+            jax.random.key_data(key)[0] % 7, (num_steps, num_envs)
+        )
         policy_state = lambda state: {"params": state["params"]}
         learning = Learning(on_env_restart=restart)
         return Agent(init, act(1), act(-1), update, 1, noise, policy_state=policy_state, learning=learning)
@@ -95,7 +97,9 @@ def test_snapshot_plays_against_learner_in_training_and_learner_against_itself_i
     inputs = PolicyInput(jnp.zeros((4, 1)))
     found = agent.explore(state, inputs, (), noise).action
     np.testing.assert_allclose(found, [50.01, 30.04, 30.13, 50.12], rtol=1e-6)
-    np.testing.assert_allclose(agent.exploit(state, inputs, (), noise).action, [-50.01, -50.04, -50.13, -50.12], rtol=1e-6)
+    np.testing.assert_allclose(
+        agent.exploit(state, inputs, (), noise).action, [-50.01, -50.04, -50.13, -50.12], rtol=1e-6
+    )
     one, other = agent.sample_noise(jax.random.key(3), 1, 4)
     assert one.shape == other.shape == (1, GAMES) and not np.isclose(one, other).any()
 

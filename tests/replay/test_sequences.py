@@ -297,6 +297,7 @@ def test_added_sequences_get_largest_priority_of_all_shards_and_others_keep_thei
         second = state.priorities.levels[0]
         return first, second, buffer.add(state, rows, jnp.zeros((1, 1))).priorities.levels[0]
 
+    assert buffer.update_priorities and not sequences.make(config, spec, jnp.zeros(1)).update_priorities
     first, second, third = jax.jit(jax.vmap(run, axis_name="shards"))(jnp.float32([2, 7]))
     for shard in range(2):
         np.testing.assert_array_equal(first[shard, :4], [1, 1, 0, 0])
