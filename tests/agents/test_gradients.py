@@ -63,6 +63,7 @@ def test_epsilon_falls_within_a_rollout(module):
     np.testing.assert_array_equal(jax.vmap(act)(noise), [[0, 0], [0, 0], [1, 1], [1, 1]])
 
 
+@pytest.mark.slow
 def test_sac_metrics_of_delayed_policy_are_means_over_its_own_steps():
     """Every second of four steps moves the policy. Half of its reported rows are 0, so the others count twice."""
     context = actor_critics.tables_of("sac", policy_delay=2, learning_rate=0.0, critic_learning_rate=0.0, gamma=0.0)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_fast import envs
 from jaxrl_fast.types import Discrete
+from tests.helpers import slow
 
 SKIP, N = 3, 2
 
@@ -62,8 +63,7 @@ def test_every_skipped_step_has_its_own_key():
     assert steps.obs.shape == (4, N, SKIP) and len(np.unique(steps.obs)) == steps.obs.size
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("ends", [4, 5, 6])
+@pytest.mark.parametrize(("ends", "terminal"), [(4, False), (5, False), (6, True), slow(6, False), slow(4, True)])
 def test_episode_ends_at_first_middle_or_last_skipped_step(ends, terminal):
     """Three steps at a time: 1, 2, 3, then 4 up to the end. The state after the end shows no end any more."""
     steps = play(envs.make(Bell, N, frame_skip=SKIP, ends=ends, terminal=terminal), 5)
@@ -74,6 +74,7 @@ def test_episode_ends_at_first_middle_or_last_skipped_step(ends, terminal):
     np.testing.assert_array_equal(steps.discount[:, 0], [1, 1 - terminal, 1, 1, 1 - terminal])
 
 
+@pytest.mark.slow
 def test_time_limit_counts_skipped_steps():
     """The limit of 7 steps ends each third action after one of its three steps. CartPole stands for 9 steps."""
     env = envs.make("CartPole-v1", N, frame_skip=SKIP, max_steps_in_episode=7)

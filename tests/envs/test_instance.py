@@ -21,7 +21,8 @@ def walk(value, **options):
 
 DIFFERENT = [
     (1.0, 2.0), (True, False), ("a", "b"), (1.0, None), ([1, 2], [1, 3]), ([1, 2], [1, 2, 3]), ([1], 1), (1, [1]),
-    ([1], None), ((1, 2), None), ([1], np.array([1, 2])), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}), ({"a": [1]}, {"a": [2]}),
+    ([1], None), ((1, 2), None), ([1], np.array([1, 2])), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}),
+    ({"a": [1]}, {"a": [2]}),
     ({"a": 1}, [1]), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.ones(2)), (spaces.Discrete(2), spaces.Discrete(3)),
     (1.0, MISSING), (MISSING, [1]),
 ]  # fmt: skip

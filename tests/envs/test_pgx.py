@@ -1,5 +1,7 @@
 """pgx's time limit, which counts the actions of the agent."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,18 @@ import pytest
 from jaxrl_fast import envs
 
 pytest.importorskip("pgx")
+from jaxrl_fast.envs.suites import pgx  # imports pgx
+
 N = 4
 
 
+@pytest.mark.parametrize(("num_steps", "expected"), [(0, False), (2, False), (3, True), (4, True)])
+def test_time_limit_counts_actions_of_agent(num_steps, expected):
+    state = pgx.State(SimpleNamespace(truncated=False), jnp.int32(num_steps), jnp.float32(0))
+    assert bool(pgx.PgxEnv("tic_tac_toe").is_truncated(state, pgx.Params(3))) == expected
+
+
+@pytest.mark.slow
 def test_time_limit_truncates_at_its_last_action(any_ranks):
     """A game of 2048 does not end within two moves. Every third step resets."""
     env = envs.make("pgx/2048", N, max_steps_in_episode=2)

@@ -60,7 +60,7 @@ def play(rows, num_steps):
     env = quarantine.guard(scripted(rows))
 
     def run():
-        state, first = env.reset(jax.random.key(0))
+        state, _ = env.reset(jax.random.key(0))
         return jax.lax.scan(env.step, state, jnp.zeros((num_steps, 1), jnp.int32))[1]
 
     return jax.tree.map(lambda x: np.asarray(x)[:, 0], jax.jit(run)())

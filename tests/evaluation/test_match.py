@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from jaxrl_fast import envs
 from jaxrl_fast.evaluation import match
 from jaxrl_fast.types import Agent, AgentPlayers, Decision, Discrete
+from tests.helpers import slow
 
 
 class Witness:
@@ -48,7 +48,7 @@ def saved(agent, learners, seeds):
     return SimpleNamespace(env=envs.make(Witness, 2), agent=agent, learners=learners, seeds=seeds)
 
 
-@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+@pytest.mark.parametrize("seeds", [slow([0]), [0, 1]])
 def test_each_policy_acts_as_the_player_whose_side_it_is_on(seeds):
     """Run 3 (and 4) against run 5: as left, 31 (41) meets 52; as right, 51 meets 32 (42). A game pays twice."""
     agent, one = run_of(3)

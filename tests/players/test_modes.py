@@ -1,4 +1,4 @@
-"""Independent and shared players with a stub in place of the learner: its rows, its keys, its metrics and its rollouts."""
+"""Independent and shared players with a stub in place of the learner: its rows, keys, metrics and rollouts."""
 
 from dataclasses import dataclass
 

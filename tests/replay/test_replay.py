@@ -140,7 +140,8 @@ def test_sample_returns_action_masks_of_observations(kind, action):
     assert batch.action.shape == (64, *action.shape)
 
 
-@pytest.mark.parametrize("kind", [replay.uniform, slow(replay.prioritized)])
+@pytest.mark.slow
+@each_kind
 def test_each_shard_samples_its_part_of_batch(kind):
     """Two shards with the same rows sample half of the batch each."""
     buffer, whole = make(kind, parallelism=Parallelism("shards", 2)), make(kind)

@@ -446,7 +446,7 @@ def test_random_numbers_are_distinct():
 
 @pytest.mark.parametrize("frame_stack", [2, slow(3)])
 def test_ring_keeps_one_frame_of_stacks_of_any_size(frame_stack):
-    """The frame of step t is filled with t. The stack of row 4 has the frames up to 4, and the next one those up to 5."""
+    """The frame of step t is filled with t. The stack of row 4 has the frames up to 4, the next one those up to 5."""
     config = replay_ring.ReplayConfig(8, 1, 1, frame_stack)
     number = np.arange(8.0)[:, None] + np.arange(1 - frame_stack, 1)
     stacks = jnp.float32(np.maximum(number, 0)).reshape(8, 1, 1, frame_stack)

@@ -279,7 +279,7 @@ def test_dqn_rejects_options_that_do_not_fit_sequences(options, message):
 
 
 def test_added_sequences_get_largest_priority_of_all_shards_and_others_keep_theirs():
-    """A ring of 8 rows has 4 starts; 6 rows have two sequences, 8 rows three, and 10 rows have overwritten the first."""
+    """A ring of 8 rows has 4 starts; 6 rows have two sequences, 8 rows three, and 10 rows have overwritten one."""
     config = sequences.SequenceConfig(ReplayConfig(8, 1, 1), 2, 0, 2)
     spec = SPEC._replace(num_envs=1)
     buffer = sequences.make(config, spec, jnp.zeros(1), Parallelism("shards", 2), exponent=1.0)

@@ -13,6 +13,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.pqn import PQN
 from jaxrl_fast.rl import minibatch, sequences
 from jaxrl_fast.types import Discrete, EnvSpec, Rollout, Transition
+from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
 
@@ -111,7 +112,7 @@ def test_validate_rejects_invalid_sizes(options, message):
         sequences.validate(config, SPEC)
 
 
-@pytest.mark.parametrize("length", [1, 2, T])
+@pytest.mark.parametrize("length", [slow(1), 2, slow(T)])
 def test_recompute_carries_sum_over_sequences_up_to_observation_after_rollout(length):
     """The network adds up what it observes, and begins anew after a row without an action."""
 
