@@ -11,6 +11,8 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
+from jaxrl_fast.envs.gymnasium.layout import Recipe
+from jaxrl_fast.envs.gymnasium.pool import LocalPool
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 
 LOCAL = HostEnvConfig((0, 0, 0), workers=Workers(0))
@@ -266,3 +268,40 @@ def test_registered_environment_is_made_without_gymnasiums_own_checks():
         env = env.env
     env.close()
     assert "PassiveEnvChecker" not in layers
+
+
+@pytest.mark.parametrize("values", [[[5], [0], [0]], [[0], [5], [0]]], ids=["reset", "step"])
+def test_number_outside_its_space_is_warned_about_where_it_occurs(values, capsys):
+    """A pool of one environment, without the trial that precedes a run."""
+    made = source.from_object(lambda: Shown(Box(-1, 1, (1,), np.float32), values), {}, "")
+    recipe = Recipe("Shown", made.maker(render=False), description.describe(made).layout)
+    capsys.readouterr()
+    pool = LocalPool(recipe, [1])
+    pool.reset()
+    assert ("warning" in capsys.readouterr().err) == (values[0] == [5])
+    pool.send(np.zeros(1, int))
+    pool.recv()
+    pool.close()
+    assert ("warning" in capsys.readouterr().err) == (values[0] != [5])
+
+
+class Closing(Shown):
+    """Counts the environments that are open."""
+
+    open = 0
+
+    def __init__(self):
+        super().__init__(Box(0, 255, (20, 20, 3), np.uint8), np.zeros((2, 20, 20, 3)))
+        Closing.open += 1
+
+    def close(self):
+        Closing.open -= 1
+
+
+def test_every_environment_is_closed():
+    """Those that only tell their spaces, and those of the pool."""
+    env = envs.make(Closing, 2, LOCAL, gray=True)
+    env.reset(jax.random.key(0))
+    assert Closing.open == 2
+    env.host.close()
+    assert Closing.open == 0

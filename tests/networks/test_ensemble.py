@@ -167,7 +167,6 @@ def test_ensemble_outputs_match_networks_one_by_one(noisy):
     assert bool(jax.tree.leaves(noise)) == noisy
 
 
-@pytest.mark.slow
 def test_copies_have_separate_noise():
     """The outputs of three copies are those of each copy alone with its part of the noise, which differs."""
     one = networks.network(VECTOR, 2, Options(hidden=(4,), noisy=True))

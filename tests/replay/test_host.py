@@ -20,6 +20,7 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import replay
 from jaxrl_fast.replay import ring
+from jaxrl_fast.replay import store as replay_store
 from jaxrl_fast.replay.host import ahead, from_bytes, journal, to_bytes
 from jaxrl_fast.replay.host import buffer as host_buffer
 from jaxrl_fast.runs import checkpoint
@@ -171,6 +172,34 @@ def test_rows_of_full_and_of_newest_group_are_read_in_any_order(rows, kind, tmp_
     expected = [99 if row < 4 else row + 1 for row in rows]
     assert read(buffer, places, 1)[0, 0].tolist() == [[x] * BYTES for x in expected]
     buffer.close()
+
+
+@pytest.mark.parametrize("at_once", [2**20, 0], ids=["in one call", "batch by batch"])
+def test_frames_read_ahead_are_those_at_their_places(at_once, tmp_path, monkeypatch):
+    """Frame (row, environment) of 2 x 3 bytes has the number 10 * row + environment. Three batches have two places."""
+    monkeypatch.setattr(replay.host, "MAX_AT_ONCE", at_once)
+    spec = EnvSpec("test", ShapeDtypeStruct((2, 3), jnp.uint8), Discrete(2), 2)
+    store = replay.stored(ring.ReplayConfig(8, 2), spec, Parallelism(), "host").store
+    (resource,) = store.resources
+    resource.open(tmp_path)
+    number = (10 * np.arange(8)[:, None] + np.arange(2)).astype(np.uint8)
+    frames = jnp.asarray(np.broadcast_to(number[..., None, None], (8, 2, 2, 3)))
+    rng = np.random.default_rng(0)
+    places = [
+        (rng.integers(0, 8, (3, 4)).astype(np.int32), rng.integers(0, 2, (3, 4)).astype(np.int32)) for _ in (0, 1)
+    ]
+
+    @jax.jit
+    def read():
+        handle = store.put(store.init(8, 2, spec.obs), jnp.int32(0), frames)
+        of_batch = store.get_ahead(handle, replay_store.Batches(places, jnp.int32(3)))
+        return [of_batch(jnp.int32(i)) for i in range(3)]
+
+    for i, found in enumerate(jax.device_get(read())):
+        for j, (row, env) in enumerate(places):
+            expected = np.broadcast_to(np.asarray(10 * row[i] + env[i])[:, None, None], (4, 2, 3))
+            np.testing.assert_array_equal(found[j], expected)
+    resource.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
