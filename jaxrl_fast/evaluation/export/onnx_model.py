@@ -72,7 +72,8 @@ def _evaluate(
 ) -> list[Value]:
     """Add the equations that the needed results depend on. Return all results; those not needed are None."""
     known: dict[Any, Value] = dict(zip(jaxpr.constvars, constants)) | dict(zip(jaxpr.invars, arguments))
-    read = lambda x: np.asarray(x.val, x.aval.dtype) if isinstance(x, core.Literal) else known.get(x)
+    of_literal = lambda x: np.asarray(x.val, x.aval.dtype)
+    read = lambda x: of_literal(x) if isinstance(x, core.Literal) else known.get(x)
     equations, needed = _live(jaxpr, is_needed)
     for equation in equations:
         values = [read(x) for x in equation.invars]
