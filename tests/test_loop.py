@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import jax
@@ -336,3 +337,15 @@ def test_no_index_is_out_of_bounds(algo, options):
     checked = checkify.checkify(training_of(algo, options, 9), errors=checkify.index_checks)
     error, _ = jax.jit(checked, compiler_options=probes.QUICK)(jax.random.key(0))
     error.throw()
+
+
+def test_scores_of_shards_are_added_or_their_extremes_taken():
+    """Two shards; the metrics of the agent are equal on both already."""
+    env = SimpleNamespace(parallelism=Parallelism("shards", 2))
+    scores = dict(episodes=[2, 3], return_sum=[10.0, -4.0], return_min=[1.0, -3.0], return_max=[7.0, 2.0])
+    scores |= dict(longest_episode=[9, 4], length_sum=[11.0, 6.0], valid_steps=[8, 8])
+    scores = {name: jnp.asarray(x) for name, x in scores.items()}
+    found = jax.vmap(partial(loop.combine_shards, env), axis_name="shards")(scores, {"loss": jnp.float32([2, 2])})
+    expected = dict(episodes=5, return_sum=6, return_min=-3, return_max=7, longest_episode=9, length_sum=17)
+    expected |= dict(valid_steps=16, loss=2)
+    assert {name: x.tolist() for name, x in found.items()} == {name: [x, x] for name, x in expected.items()}

@@ -133,7 +133,7 @@ def test_again_plants_only_survivors(tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "warm_up", lambda _: None)
     monkeypatch.setattr(sample, "passes", lambda *_: True)
     monkeypatch.setattr(sample, "plant", lambda *_: (next(outcomes), "a test"))
-    chosen, out = sample.draw(ROOT, 2, 0, "rl/returns.py"), tmp_path / "sample.jsonl"
+    chosen, out = sample.draw(ROOT, 2, 0, ["rl/returns.py"]), tmp_path / "sample.jsonl"
     found = lambda again: [(r["outcome"], r.get("new_test")) for r in sample.sample(chosen, out, 1.0, again)]
     assert found(False) == found(False) == [("survived", None), ("killed", None)]
     assert found(True) == found(False) == [("killed", True), ("killed", None)]

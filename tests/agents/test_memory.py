@@ -13,7 +13,7 @@ from jaxrl_fast.agents import ppo, pqn
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Parallelism
-from tests.helpers import probes
+from tests.helpers import probes, slow
 from tests.helpers.trees import same_bits
 
 SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8,), gamma=probes.GAMMA)
@@ -168,3 +168,24 @@ def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, mon
     assert any(np.abs(x).max() > 0 for x in jax.tree.leaves(memory))
     with pytest.raises(ValueError, match=r"policy: memory must have the shapes .*; pass policy.initial_memory"):
         policy(np.zeros((3, 4)), memory)
+
+
+@pytest.mark.parametrize("memory", [slow("none"), dict(kind="gru", size=2)])
+def test_all_observations_of_ppo_rollout_are_normalized_by_same_statistics(memory):
+    """Raw observations give the targets of those normalized by numpy, for which statistics have mean 0 and variance 1.
+
+    With lambda 0, the target of the last step is its reward and the value of the observation after the rollout.
+    """
+    env = probes.remember(3, length=5)
+    agent = make_agent(
+        ppo, env, memory=memory, num_minibatches=1, rollout_length=4, gae_lambda=0.0, normalize_observations=True
+    )
+    state, rollout = state_and_rollout(agent, env)
+    mean, var = np.float32([0.3, -2.0]), np.float32([0.25, 4.0])
+    by_numpy = lambda obs: jnp.float32((np.asarray(obs) - mean) / np.sqrt(var))
+    next_obs, steps = by_numpy(rollout.next_obs), rollout.steps._replace(obs=by_numpy(rollout.steps.obs))
+    prepare = jax.jit(partial(ppo.prepare, agent.explore.args[0]))
+    expected = prepare(state, rollout._replace(next_obs=next_obs, steps=steps)).rows.target
+    stats = state.observations._replace(mean=jnp.asarray(mean), var=jnp.asarray(var))
+    np.testing.assert_allclose(prepare(state._replace(observations=stats), rollout).rows.target, expected, atol=1e-5)
+    assert np.abs(next_obs - rollout.next_obs).min() > 0.1

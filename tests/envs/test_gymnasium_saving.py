@@ -1,6 +1,7 @@
 """Gymnasium environments in checkpoints: detection of faithful copies, and resume within an episode."""
 
 import itertools
+import os
 import random
 import re
 from functools import partial
@@ -17,6 +18,7 @@ from jaxrl_fast.envs.gymnasium.layout import Recipe
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
+from jaxrl_fast.utils.errors import EnvFault
 from tests.helpers import slow
 from tests.helpers.gym_envs import Guarded, Walk
 from tests.helpers.runs import bits, records, stop_after
@@ -150,10 +152,19 @@ def test_pool_goes_on_when_state_cannot_be_saved_or_restored(make_pool):
         other.close()
 
 
+def source_recipe(env):
+    """Return the recipe of an environment class."""
+    made = source.from_object(env, {}, "")
+    return Recipe(env.__name__, made.maker(render=False), description.describe(made).layout)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pool_continues_from_saved_host_state(workers):
-    """Copy the state before the first episode and, later, with a step pending. Rows agree, also across episode ends."""
-    configs = HostEnvConfig((5, 0, 0), workers=Workers(workers)), HostEnvConfig((6, 0, 0), workers=Workers(0))
+    """Copy the state before the first episode and, later, with a step pending. Rows agree, also across episode ends.
+
+    Both pools have the same number of workers.
+    """
+    configs = [HostEnvConfig((seed, 0, 0), workers=Workers(workers)) for seed in (5, 6)]
     one, other = made = [envs.make(Walk, 3, config, limit=5) for config in configs]
     pools = [env.step.args[0].pools[0] for env in made]
     same = partial(jax.tree.map, np.testing.assert_array_equal)
@@ -170,6 +181,43 @@ def test_pool_continues_from_saved_host_state(workers):
     finally:
         one.host.close()
         other.host.close()
+
+
+class Quitting(Walk):
+    """An environment whose process ends at action 6, if it is one of the test's workers."""
+
+    def step(self, action):
+        return os._exit(3) if action == 6 and "QUITTING" in os.environ else super().step(action)
+
+
+def test_workers_step_their_own_environments(monkeypatch):
+    """Two workers have environments 0, and 1 and 2. The rows are those of a pool in this process."""
+    recipe = source_recipe(Quitting)
+    with monkeypatch.context() as patch:
+        patch.setenv("QUITTING", "yes")
+        pool = WorkerPool(recipe, [1, 2, 3], num_workers=2, timeout_s=0)
+    alone = LocalPool(recipe, [1, 2, 3])
+    try:
+        np.testing.assert_array_equal(pool.reset(), alone.reset())
+        for _ in range(3):
+            for one in (pool, alone):
+                one.send(np.full(3, 5))
+            assert same_bits(pool.recv(), alone.recv())
+        for one in (pool, alone):
+            one.reseed([9, 7, 8])
+        np.testing.assert_array_equal(pool.reset(), alone.reset())
+        alone.send(np.full(3, 5))
+        alone.recv()
+        pool.set_state(alone.get_state())
+        for one in (pool, alone):
+            one.send(np.full(3, 5))
+        assert same_bits(pool.recv(), alone.recv())
+        pool.send(np.array([5, 5, 6]))
+        with pytest.raises(EnvFault, match="ended with exit status 3 in environment 2, episode 2, step 3, action 6"):
+            pool.recv()
+    finally:
+        pool.close()
+        alone.close()
 
 
 SHORT: dict = dict(algo="ppo", num_envs=4, total_steps=320, eval_every=96, eval_episodes=4, save_every=0)

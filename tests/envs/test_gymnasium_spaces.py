@@ -11,6 +11,8 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnasium import copying, description, masks, source
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
+from jaxrl_fast.envs.gymnasium.layout import Recipe
+from jaxrl_fast.envs.gymnasium.pool import LocalPool
 from jaxrl_fast.envs.host.config import HostEnvConfig, Workers
 from jaxrl_fast.networks import torsos
 
@@ -70,6 +72,44 @@ def test_vectors_of_whole_numbers_keep_their_values(space, values, expected, cap
     assert seen.dtype == np.float32
     np.testing.assert_array_equal(seen, np.asarray(expected, np.float32))
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-(2**31), 2**31 - 1, "int32"), (-(2**31) - 1, 9, "float32"), (0, 2**31, "float32"), (0, 9, "int32")],
+)
+def test_whole_numbers_are_stored_as_such_if_32_bits_hold_them(low, high, expected):
+    assert gymnasium_spaces.stored_dtype(Box(low, high, (1,), np.int64)) == expected
+
+
+class Flags(Shown):
+    """Returns ends of an unusual type; the episode is truncated by the third step."""
+
+    def __init__(self, flag):
+        super().__init__(Box(-9, 9, (1,), np.float32), [[0], [1], [2], [3]])
+        self.flag = flag
+
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.flag(0), self.flag(int(self.t == 3)), {}
+
+
+@pytest.mark.parametrize("flag", [int, np.bool_, np.uint8, lambda x: np.array([x]), lambda x: np.array(x, bool)])
+def test_flag_may_be_any_single_0_or_1(flag):
+    env = envs.make(lambda: Flags(flag), 1, LOCAL)
+    state, _ = env.reset(jax.random.key(0))
+    found = []
+    for _ in range(3):
+        state, timestep = env.step(state, jnp.zeros(1, jnp.int32))
+        found.append((bool(timestep.last[0]), float(timestep.discount[0])))
+    env.host.close()
+    assert found == [(False, 1), (False, 1), (True, 1)]
+
+
+@pytest.mark.parametrize("flag", [lambda x: np.array([x, x]), float, lambda x: np.array([]), lambda x: str(x)])
+def test_flag_of_another_kind_is_refused(flag):
+    with pytest.raises(ValueError, match="terminated must be True or False, got"):
+        envs.make(lambda: Flags(flag), 1, LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -251,3 +291,51 @@ def test_mask_that_resets_do_not_return_is_rejected():
 def test_index_without_one_hot_vector_is_warned_about(space, warns):
     found = gymnasium_spaces.warnings("mine", gymnasium_spaces.as_tree(space))
     assert len(found) == warns and all("not as a one-hot vector" in line and "; use network" in line for line in found)
+
+
+def test_registered_environment_is_made_without_gymnasiums_own_checks():
+    """Its checker would step every environment a second time at its first reset, and warn in other words."""
+    env = source.from_id("CartPole-v1", {}).make()
+    layers = []
+    while isinstance(env, gymnasium.Wrapper):
+        layers.append(type(env).__name__)
+        env = env.env
+    env.close()
+    assert "PassiveEnvChecker" not in layers
+
+
+@pytest.mark.parametrize("values", [[[5], [0], [0]], [[0], [5], [0]]], ids=["reset", "step"])
+def test_number_outside_its_space_is_warned_about_where_it_occurs(values, capsys):
+    """A pool of one environment, without the trial that precedes a run."""
+    made = source.from_object(lambda: Shown(Box(-1, 1, (1,), np.float32), values), {}, "")
+    recipe = Recipe("Shown", made.maker(render=False), description.describe(made).layout)
+    capsys.readouterr()
+    pool = LocalPool(recipe, [1])
+    pool.reset()
+    assert ("warning" in capsys.readouterr().err) == (values[0] == [5])
+    pool.send(np.zeros(1, int))
+    pool.recv()
+    pool.close()
+    assert ("warning" in capsys.readouterr().err) == (values[0] != [5])
+
+
+class Closing(Shown):
+    """Counts the environments that are open."""
+
+    open = 0
+
+    def __init__(self):
+        super().__init__(Box(0, 255, (20, 20, 3), np.uint8), np.zeros((2, 20, 20, 3)))
+        Closing.open += 1
+
+    def close(self):
+        Closing.open -= 1
+
+
+def test_every_environment_is_closed():
+    """Those that only tell their spaces, and those of the pool."""
+    env = envs.make(Closing, 2, LOCAL, gray=True)
+    env.reset(jax.random.key(0))
+    assert Closing.open == 2
+    env.host.close()
+    assert Closing.open == 0

@@ -258,3 +258,15 @@ def test_hide_rejects_invalid_names_with_one_line_message(env, names, message):
     with pytest.raises(ValueError, match=f"^{message}") as error:
         envs.make(env, 1, config(tuple(names.split(","))))
     assert "\n" not in str(error.value)
+
+
+def test_environments_that_keep_whole_observations_draw_them():
+    """A video shows the hidden part too; agents do not see it."""
+    env = envs.make(Record, 2)
+    kept, alone = hide.hide(env, ["step"], keep_whole=True), hide.hide(env, ["step"])
+    state, first = kept.reset(jax.random.key(0))
+    assert set(first.obs) == {"arm"} == set(kept.spec.obs) == set(alone.spec.obs)
+    assert kept.view.whole_spec == env.spec and alone.view.whole_spec is None
+    whole = kept.view.whole_obs(state, first.obs)
+    assert set(whole) == {"arm", "step"}
+    np.testing.assert_array_equal(whole["step"], first.obs["arm"].position[:, :1])

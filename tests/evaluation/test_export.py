@@ -368,6 +368,19 @@ def test_sampled_gaussian_and_epsilon_greedy_use_noise_input():
         np.testing.assert_array_equal(check.run(to, files, PolicyInput(obs), (uniform,))[0], wanted)
 
 
+@pytest.mark.parametrize("to", ["npz", slow("onnx")])
+def test_sampled_export_explores_with_epsilon_of_its_checkpoint(to):
+    """After 80 of 200 steps from 1 to 0.1, epsilon is 0.64 in the first of eight environments, others explore less."""
+    options = dict(rollout_length=1, hidden_sizes=[4], explore=dict(start=1.0, end=0.1, steps=200, apex_alpha=7.0))
+    saved = untrained(envs.make("CartPole-v1", 1), "dqn", **options)
+    saved = saved._replace(env_steps=80, learners=saved.learners._replace(num_updates=np.int32(10)))
+    files = _build(saved, Options(to=to, sampled=True), Path("out")).files
+    uniform = np.float32([[0.01, 0.99], [0.62, 0.49], [0.63, 0.51], [0.65, 0.0], [0.65, 0.99], [0.99, 0.51]])
+    act = lambda uniform: check.run(to, files, PolicyInput(np.ones((6, 4), np.float32)), (uniform,))[0]
+    greedy = act(np.full_like(uniform, 0.99))[0]
+    np.testing.assert_array_equal(act(uniform), [1, 0, 1, greedy, greedy, greedy])
+
+
 MOMENTS = {"uniform": (1 / 2, 1 / 12), "normal": (0, 1), "gumbel": (np.euler_gamma, np.pi**2 / 6)}  # mean, variance
 
 

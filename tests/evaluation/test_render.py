@@ -137,6 +137,56 @@ def test_find_raises_with_list_of_renderers():
     assert not frames.is_image(jax.ShapeDtypeStruct((84, 84, 4), np.float32))
 
 
+def marks(picture, name):
+    """Return the smallest and the largest column and row of a color."""
+    rows, columns = np.nonzero((picture == ImageColor.getrgb(name)).all(-1))
+    return columns.min(), columns.max(), rows.min(), rows.max()
+
+
+def test_fixed_parts_of_classic_control_are_in_place():
+    """In pixels from the upper left corner: a joint in the middle, the line at height 1, the ends of the track."""
+    pendulum = classic_control.pendulum([1.0, 0.0, 0.0])
+    assert pendulum.shape == (390, 390, 3)
+    np.testing.assert_allclose(marks(pendulum, canvas.INK), [189, 201, 189, 201], atol=2)  # radius 0.05 of 130 pixels
+    np.testing.assert_allclose(marks(pendulum, canvas.GREEN), [191, 199, 29, 36], atol=2)  # at height 1.25
+    acrobot = classic_control.acrobot([1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    assert acrobot.shape == (414, 414, 3)
+    np.testing.assert_allclose(marks(acrobot, canvas.GREEN), [0, 413, 116, 118], atol=1)  # 90 * 1.3 = 117
+    np.testing.assert_allclose(marks(acrobot, canvas.BLUE), [200, 214, 200, 290], atol=3)  # from the middle down
+    np.testing.assert_allclose(marks(acrobot, canvas.ORANGE), [200, 214, 290, 394], atol=3)
+    assert is_color(acrobot, (207, 207), "#ffffff") and is_color(acrobot, (207, 297), "#ffffff")
+    cart_pole = classic_control.cart_pole([0.5, 0.0, 0.0, 0.0])
+    np.testing.assert_allclose(marks(cart_pole, canvas.INK), [320, 379, 135, 154], atol=2)  # 0.6 x 0.2 around 0.5
+    np.testing.assert_allclose(marks(cart_pole, canvas.ORANGE), [345, 354, 40, 141], atol=3)
+    for end in (-2.4, 2.4):
+        assert is_color(cart_pole, (100 * (end + 3), 152), canvas.SHADE)
+    assert is_color(cart_pole, (350 - 17, 155), canvas.SHADE) and is_color(cart_pole, (350 + 17, 155), canvas.SHADE)
+
+
+def test_mountain_car_has_its_shape_at_the_bottom():
+    """300 pixels a unit: from 0.03 to 0.1 above the valley, and 0.085 to both sides. Wheels are 0.045 to both sides."""
+    picture = classic_control.mountain_car([-math.pi / 6, 0.0], goal=0.5)
+    column, row = 300 * (1.2 - math.pi / 6), 300 * (1.3 - 0.1)
+    expected = [column - 25.5, column + 25.5, row - 30, row - 9]
+    np.testing.assert_allclose(marks(picture, canvas.BLUE), expected, atol=2.5)
+    for side in (-0.045, 0.045):
+        assert is_color(picture, (column + 300 * side, row - 5), canvas.INK)
+
+
+def test_paddles_field_has_ball_paddles_and_points_in_place():
+    """420 pixels for 2.2: the ball at (0.5, -0.2), paddles at heights 0.4 and -0.6, half of one player's points."""
+    obs = [0.5, -0.2, 0.0, 0.0, 0.4, -0.6, 0.5, 0.0, 0.2]
+    picture = render.find("games/Paddles", jax.ShapeDtypeStruct((9,), np.float32)).draw(np.float32(obs))
+    scale = 420 / 2.2
+    at = lambda x, y: (scale * (x + 1.1), scale * (1.1 - y))
+    ball = at(0.5, -0.2)
+    np.testing.assert_allclose(marks(picture, canvas.INK)[::2], [ball[0] - 8, ball[1] - 8], atol=2)
+    assert is_color(picture, at(-1.02, 0.4), canvas.BLUE) and is_color(picture, at(-1.02, 0.55), canvas.BLUE)
+    assert is_color(picture, at(1.02, -0.6), canvas.ORANGE) and is_color(picture, at(1.02, -0.75), canvas.ORANGE)
+    assert is_color(picture, at(-1.02, 0.65), canvas.BACKGROUND)
+    assert is_color(picture, at(-0.6, -1.07), canvas.BLUE) and is_color(picture, at(-0.3, -1.07), canvas.BACKGROUND)
+
+
 def test_canvas_edges_are_antialiased():
     """Count the colors: mixtures of the drawn ones must occur."""
     picture = classic_control.pendulum([math.cos(0.3), math.sin(0.3), 0.0])

@@ -240,3 +240,34 @@ def test_records_have_env_steps_and_steps_per_second():
     ]
     assert [r["valid_steps"] for r in (first[0], second[0])] == [15, 26]
     assert "eval_return_mean" not in first[0] and [r["eval_return_mean"] for r in second] == [1.0, 2.0]
+
+
+def test_member_with_too_many_failed_steps_is_reported_at_first_such_update():
+    """Updates have 1,000 steps, and 100 failed steps or 1% are allowed. The second member has 90, 110 and 110."""
+    made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 1, 1000, 10, None)
+    assert made.add_quarantined({"quarantined": np.array([[50, 50, 0], [90, 20, 0]])}) == [(1, 2)]
+    assert made.quarantined == [100, 110]
+    made.diverged[1] = 2000
+    made.updates = 20
+    assert made.add_quarantined({"quarantined": np.array([[100, 11, 0], [500, 500, 500]])}) == []
+    made.updates = 10
+    assert made.add_quarantined({"quarantined": np.array([[0, 0, 1], [0, 0, 0]])}) == [(0, 11)]
+
+
+def test_mean_return_of_player_is_over_its_own_episodes():
+    """Left has 2 episodes with a sum of 6, right 1 with 5, and neither one more game with 4 for left alone."""
+    given = rows(episodes=[2, 0, 2], return_sum=[5, 0, 6])
+    of_players = {"return_sum/left": [6, 0, 4], "episodes/left": [2, 0, 1], "return_sum/right": [5, 0, 0]}
+    of_players |= {"episodes/right": [1, 0, 0], "return_sum/third": [0, 0, 0], "episodes/third": [0, 0, 0]}
+    (record,) = records.summarize(given | {name: np.array([x]) for name, x in of_players.items()})
+    assert record["return_mean/left"] == pytest.approx(10 / 3) and record["return_mean/right"] == 5
+    assert record["return_mean/third"] is None and record["return_mean"] == 2.75
+    assert not any("/" in name and name.startswith(("return_sum", "episodes")) for name in record)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [([1, 0], 6.0), ([0, 0], None), ([2, 4], 1.0)])
+def test_sums_over_gradient_steps_are_divided_by_their_number(steps, expected):
+    """Sums of 6 and 0 over one step, over none, and over six steps."""
+    (record,) = records.summarize(rows(episodes=[0, 0], td_loss_sum=[6, 0], gradient_steps=steps))
+    assert (record["td_loss"], record["gradient_steps"]) == (expected, sum(steps))
+    assert "td_loss_sum" not in record

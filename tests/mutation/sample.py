@@ -39,20 +39,24 @@ from tests.mutation.run import PARTS, copy_tree
 FILES = [
     "rl/*.py",
     "replay/*.py",
-    "agents/[dp]*.py",
+    "replay/host/*.py",
+    "agents/*.py",
+    "players/*.py",
     "loop.py",
     "rollout.py",
     "async_rollout.py",
     "networks/*.py",
     "networks/torsos/*.py",
     "envs/spaces.py",
-    "envs/wrappers/time_limit.py",
+    "envs/wrappers/*.py",
+    "envs/gymnasium/*.py",
     "envs/gymnax/*.py",
     "envs/envpool/pool.py",
     "envs/envpool/tasks.py",
     "metrics/*.py",
-    "evaluation/episodes.py",
-    "evaluation/policy.py",
+    "evaluation/*.py",
+    "evaluation/export/*.py",
+    "evaluation/render/*.py",
     "training/calibrate.py",
     "training/checkpoint_manager.py",
     "training/evaluator.py",
@@ -64,11 +68,18 @@ NEAREST = {  # for modules without tests/FOLDER/test_MODULE.py
     "agents/": ["agents/test_agents.py"],
     "async_rollout.py": ["envs/test_envpool.py"],
     "envs/envpool/": ["envs/test_envpool_options.py", "envs/test_envpool.py"],
+    "envs/gymnasium/": ["envs/test_gymnasium.py", "envs/test_gymnasium_spaces.py", "envs/test_gymnasium_runs.py"],
     "envs/gymnax/": ["envs/test_gymnax.py"],
+    "envs/wrappers/": ["envs/test_image.py", "envs/test_gymnasium.py"],
     "envs/spaces.py": ["envs/test_gymnax.py", "envs/test_envpool_options.py"],
+    "evaluation/export/": ["evaluation/test_export.py"],
+    "evaluation/render/": ["evaluation/test_render.py"],
+    "evaluation/match.py": ["players/test_players.py"],
     "evaluation/": ["evaluation/test_policy.py", "evaluation/test_deployment.py", "training/test_evaluator.py"],
     "metrics/": ["metrics/test_tracker.py"],
     "networks/": ["networks/test_networks.py", "networks/test_conv.py"],
+    "players/": ["players/test_players.py"],
+    "replay/host/": ["replay/test_host.py"],
     "replay/": ["replay/test_replay.py", "replay/test_ring.py"],
     "rl/heads.py": ["rl/test_distributions.py"],
     "rl/policies.py": ["agents/test_ppo.py", "rl/test_state_noise.py"],
@@ -87,10 +98,10 @@ PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "--nightly", "-W", "ignore::pyte
 WARM = ("flax.linen", "hypothesis", "optax", "pytest", "scipy.stats", "xdist", "yaml")
 
 
-def draw(root: Path, num: int, seed: int, only: str = "") -> list[Mutant]:
-    """Return different mutants of the files with `only` in their paths, drawn at random."""
+def draw(root: Path, num: int, seed: int, only: Sequence[str] = ("",)) -> list[Mutant]:
+    """Return different mutants of the files with one of these texts in their paths, drawn at random."""
     paths = sorted({path.relative_to(root).as_posix() for p in FILES for path in (root / "jaxrl_fast").glob(p)})
-    every = [mutant for path in paths if only in path for mutant in mutants.of_file(root, path)]
+    every = [mutant for path in paths if any(x in path for x in only) for mutant in mutants.of_file(root, path)]
     random.Random(seed).shuffle(every)
     found: list[Mutant] = []
     for mutant in every:
@@ -294,7 +305,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num", type=int, default=200, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--only", default="", metavar="TEXT", help="files with this in their paths")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="files with one of these in their paths"
+    )
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="of tests for each mutant")
     parser.add_argument("--out", type=Path, default=lines.RECORD.with_name("sample.jsonl"), help="results so far")
     parser.add_argument("--again", action="store_true", help="plant what survived once more")

@@ -165,3 +165,16 @@ def test_ensemble_outputs_match_networks_one_by_one(noisy):
     for x in jax.tree.leaves(noise):
         assert np.abs(x[0] - x[1]).max() > 0.1, "separate noise"
     assert bool(jax.tree.leaves(noise)) == noisy
+
+
+def test_copies_have_separate_noise():
+    """The outputs of three copies are those of each copy alone with its part of the noise, which differs."""
+    one = networks.network(VECTOR, 2, Options(hidden=(4,), noisy=True))
+    made, obs = ensemble(one, 3), draw(5, 3)
+    params, noise = start(made), made.noise(jax.random.key(1), ())
+    found = jax.jit(made.apply)(params, obs, noise)
+    for i in range(3):
+        np.testing.assert_allclose(found[i], jax.jit(one.apply)(at(i, params), obs, at(i, noise)), rtol=1e-5, atol=1e-6)
+    first = jax.tree.leaves(noise)[0]
+    assert first.shape[0] == 3 and not np.isclose(first[0], first[1]).any()
+    assert not np.isclose(found, jax.jit(made.apply)(params, obs, jax.tree.map(jnp.zeros_like, noise))).any()

@@ -20,12 +20,13 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import replay
 from jaxrl_fast.replay import ring
+from jaxrl_fast.replay import store as replay_store
 from jaxrl_fast.replay.host import ahead, from_bytes, journal, to_bytes
 from jaxrl_fast.replay.host import buffer as host_buffer
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
 
-pytest.importorskip("zstandard")
+zstandard = pytest.importorskip("zstandard")
 KINDS = [*itertools.product((False, True), (False, True))]  # on disk, compressed
 STORES = [*itertools.product(("host", "disk"), ("none", "zstd"))]
 close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
@@ -144,6 +145,77 @@ def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_pat
     for _ in range(2):
         with pytest.raises(OSError, match="No space left on device"):
             buffer.save()
+    buffer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [[0], [0, 47], [0, 1, 2], [0, 40, 2, 3], [40, 0, 41, 1]])
+def test_rows_of_full_and_of_newest_group_are_read_in_any_order(rows, kind, tmp_path, monkeypatch):
+    """Of 40 rows, the last 8 are in the newest group, which is raw; places from 40 on hold nothing yet, and row 47 too.
+
+    The page cache refuses every read that may not wait, as a cold disk does.
+    """
+    waits = os.preadv
+
+    def refuse(descriptor, buffers, offset, flags=0):
+        if flags:
+            raise BlockingIOError
+        return waits(descriptor, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    buffer = opened(host_buffer.Shape(48, 1, BYTES), kind, tmp_path)
+    for start in (0, 16, 32):
+        buffer.put(0, start, np.repeat(np.arange(start, start + 16, dtype=np.uint8), BYTES).reshape(16, 1, BYTES) + 1)
+    buffer.save()()
+    buffer.put(0, 0, np.full((4, 1, BYTES), 99, np.uint8))  # rows 0 to 3 are those of the newest group
+    places = np.stack([np.array(rows), np.zeros(len(rows), int)], -1)[None, None]
+    expected = [99 if row < 4 else row + 1 for row in rows]
+    assert read(buffer, places, 1)[0, 0].tolist() == [[x] * BYTES for x in expected]
+    buffer.close()
+
+
+@pytest.mark.parametrize("at_once", [2**20, 0], ids=["in one call", "batch by batch"])
+def test_frames_read_ahead_are_those_at_their_places(at_once, tmp_path, monkeypatch):
+    """Frame (row, environment) of 2 x 3 bytes has the number 10 * row + environment. Three batches have two places."""
+    monkeypatch.setattr(replay.host, "MAX_AT_ONCE", at_once)
+    spec = EnvSpec("test", ShapeDtypeStruct((2, 3), jnp.uint8), Discrete(2), 2)
+    store = replay.stored(ring.ReplayConfig(8, 2), spec, Parallelism(), "host").store
+    (resource,) = store.resources
+    resource.open(tmp_path)
+    number = (10 * np.arange(8)[:, None] + np.arange(2)).astype(np.uint8)
+    frames = jnp.asarray(np.broadcast_to(number[..., None, None], (8, 2, 2, 3)))
+    rng = np.random.default_rng(0)
+    places = [
+        (rng.integers(0, 8, (3, 4)).astype(np.int32), rng.integers(0, 2, (3, 4)).astype(np.int32)) for _ in (0, 1)
+    ]
+
+    @jax.jit
+    def read():
+        handle = store.put(store.init(8, 2, spec.obs), jnp.int32(0), frames)
+        of_batch = store.get_ahead(handle, replay_store.Batches(places, jnp.int32(3)))
+        return [of_batch(jnp.int32(i)) for i in range(3)]
+
+    for i, found in enumerate(jax.device_get(read())):
+        for j, (row, env) in enumerate(places):
+            expected = np.broadcast_to(np.asarray(10 * row[i] + env[i])[:, None, None], (4, 2, 3))
+            np.testing.assert_array_equal(found[j], expected)
+    resource.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_report_counts_bytes_of_blocks_that_are_kept(kind, tmp_path):
+    """Five groups of 16 rows of 2 environments, of which the last three are kept; the first two compress worse."""
+    compressed, rng = kind[1], np.random.default_rng(0)
+    buffer = opened(host_buffer.Shape(32, 2, BYTES), kind, tmp_path)
+    groups = [rng.integers(256 >> 2 * i, size=(16, 2, BYTES)).astype(np.uint8) for i in range(5)]
+    for i, group in enumerate(groups):
+        buffer.put(0, 16 * i % 32, group)
+    buffer.save()()
+    kept = [group[:, env].tobytes() for group in groups[2:] for env in range(2)]
+    encoded = map(zstandard.ZstdCompressor(level=1).compress, kept) if compressed else kept
+    num_bytes = sum(map(len, encoded))
+    found = buffer.report()
+    assert found["bytes"] == num_bytes and found["compression_ratio"] == 6 * 16 * BYTES / num_bytes
     buffer.close()
 
 

@@ -12,6 +12,7 @@ from jax import ShapeDtypeStruct
 from jaxrl_fast import replay
 from jaxrl_fast.replay import ring, sum_tree
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Discrete, EnvSpec, MultiDiscrete, Parallelism, Transition
+from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
 GAMMA = 0.5
@@ -153,8 +154,7 @@ def test_each_shard_samples_its_part_of_batch(kind):
         np.testing.assert_allclose(weight[i], expected_weight, rtol=1e-6)
 
 
-@pytest.mark.slow
-@each_kind
+@pytest.mark.parametrize("kind", [replay.uniform, slow(replay.prioritized)])
 def test_grad_workers_read_disjoint_parts_of_one_batch(kind):
     """The index is that of the whole batch on each of the three workers."""
     buffer, whole = make(kind, parallelism=Parallelism(num_grad_workers=3)), make(kind)

@@ -442,3 +442,19 @@ def test_random_numbers_are_distinct():
     """Each round is a bijection of 32 bits, so counters give different numbers. Independent draws would repeat 8."""
     numbers = np.asarray(jax.jit(lambda key: replay_ring.random_numbers(key, (2**18,)))(jax.random.key(0)))
     assert numbers.dtype == np.uint32 and len(np.unique(numbers)) == 2**18
+
+
+@pytest.mark.parametrize("frame_stack", [2, slow(3)])
+def test_ring_keeps_one_frame_of_stacks_of_any_size(frame_stack):
+    """The frame of step t is filled with t. The stack of row 4 has the frames up to 4, the next one those up to 5."""
+    config = replay_ring.ReplayConfig(8, 1, 1, frame_stack)
+    number = np.arange(8.0)[:, None] + np.arange(1 - frame_stack, 1)
+    stacks = jnp.float32(np.maximum(number, 0)).reshape(8, 1, 1, frame_stack)
+    one, none = jnp.ones((8, 1)), jnp.zeros((8, 1), bool)
+    steps = Transition(stacks, jnp.zeros((8, 1), jnp.int32), one, one, none, ~none, ())
+    empty = replay_ring.init(config, jax.ShapeDtypeStruct((1, frame_stack), jnp.float32), Discrete(2))
+    assert jax.tree.leaves(empty.obs)[0].shape == (8, 1, 1, 1)
+    row, env = jnp.int32([4]), jnp.int32([0])
+    found = jax.jit(lambda: replay_ring.read(config, replay_ring.add(config, empty, steps), row, env, 1.0))()
+    np.testing.assert_array_equal(found.obs, stacks[4])
+    np.testing.assert_array_equal(found.next_obs, stacks[5])

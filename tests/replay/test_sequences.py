@@ -276,3 +276,30 @@ def test_dqn_with_memory_solves_memory_probe():
 def test_dqn_rejects_options_that_do_not_fit_sequences(options, message):
     with pytest.raises(ValueError, match=message):
         agent_of(probes.remember(3), **options)
+
+
+def test_added_sequences_get_largest_priority_of_all_shards_and_others_keep_theirs():
+    """A ring of 8 rows has 4 starts; 6 rows have two sequences, 8 rows three, and 10 rows have overwritten one."""
+    config = sequences.SequenceConfig(ReplayConfig(8, 1, 1), 2, 0, 2)
+    spec = SPEC._replace(num_envs=1)
+    buffer = sequences.make(config, spec, jnp.zeros(1), Parallelism("shards", 2), exponent=1.0)
+    ones = jnp.ones((2, 1))
+    rows = Transition(ones, jnp.zeros((2, 1), jnp.int32), ones, ones, ones < 0, ones > 0, ())
+
+    def run(largest):
+        state = buffer.init()
+        for _ in range(3):
+            state = buffer.add(state, rows, jnp.zeros((1, 1)))
+        first = state.priorities.levels[0]
+        priorities = sum_tree.update(state.priorities, jnp.int32([0, 1]), jnp.float32([3, 5]))
+        state = state._replace(priorities=priorities, max_priority=largest)
+        state = buffer.add(state, rows, jnp.zeros((1, 1)))
+        second = state.priorities.levels[0]
+        return first, second, buffer.add(state, rows, jnp.zeros((1, 1))).priorities.levels[0]
+
+    assert buffer.update_priorities and not sequences.make(config, spec, jnp.zeros(1)).update_priorities
+    first, second, third = jax.jit(jax.vmap(run, axis_name="shards"))(jnp.float32([2, 7]))
+    for shard in range(2):
+        np.testing.assert_array_equal(first[shard, :4], [1, 1, 0, 0])
+        np.testing.assert_array_equal(second[shard, :4], [3, 5, 7, 0])
+        np.testing.assert_array_equal(third[shard, :4], [0, 5, 7, 7])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.rl import exploration, off_policy
 from jaxrl_fast.rl.off_policy import ReplayRatio
+from jaxrl_fast.types import Parallelism
 from tests.helpers.agents import RATIOS
 
 pytestmark = pytest.mark.unit
@@ -195,3 +196,48 @@ def test_check_rejects_uncountable_ratio_and_suggests_near_countable_one(ratio, 
 @pytest.mark.parametrize("ratio", [0.1, 1, 4, 0.0025])
 def test_check_accepts_common_ratios(ratio):
     off_policy.check(ReplayRatio(as_fraction(ratio), 0, 8 * 4096), 10_000)
+
+
+def test_batches_read_ahead_are_those_that_steps_draw():
+    """On each of two shards, each of four steps draws by the key with which its batch was read, and by no other's."""
+    ratio = ReplayRatio(Fraction(1, 2), 0, 4, 2)
+    read_ahead = lambda buffer, draws, batch_size: lambda i: buffer + jax.random.key_data(draws.keys[i])
+
+    def step(buffer, num_updates, keys, learner, counts):
+        drawn = jax.random.key_data(keys[0])
+        learner = jnp.roll(learner, -1, axis=0).at[-1].set(jnp.stack([buffer, drawn]))
+        return learner, None, counts, {"weight": jnp.ones(1)}
+
+    context = SimpleNamespace(
+        ratio=ratio,
+        config=SimpleNamespace(batch_size=8),
+        parallelism=Parallelism("shards", 2),
+        replay=SimpleNamespace(read_ahead=read_ahead, update_priorities=None),
+    )
+
+    def learn(shard):
+        state = off_policy.init_state(jnp.zeros((4, 2, 2), jnp.uint32), jnp.zeros(2, jnp.uint32))
+        key = jax.random.fold_in(jax.random.key(0), shard)
+        return off_policy.learn(context, step, state, key)[0].learner
+
+    read, drawn = np.moveaxis(jax.jit(jax.vmap(learn, axis_name="shards"))(jnp.arange(2)), 2, 0)
+    np.testing.assert_array_equal(read, drawn)
+    assert len(np.unique(drawn.reshape(8, 2), axis=0)) == 8
+
+
+def test_metrics_are_weighted_means_times_number_of_steps():
+    """Two steps are due: rows 1 and 5 with weights 1 and 3, then 1 with weight 0 and 4. The mean is (16 + 16) / 8."""
+
+    def step(buffer, num_updates, keys, learner, counts):
+        weight = jnp.where(learner == 0, jnp.float32([1, 3]), jnp.float32([0, 4]))
+        rows = jnp.where(learner == 0, jnp.float32([1, 5]), jnp.float32([1, 4]))
+        return learner + 1, None, counts, {"loss": weight * rows, "weight": weight}
+
+    context = SimpleNamespace(
+        ratio=ReplayRatio(Fraction(1, 2), 0, 4, 1),
+        parallelism=Parallelism(),
+        replay=SimpleNamespace(read_ahead=None, update_priorities=None),
+    )
+    state, metrics = off_policy.learn(context, step, off_policy.init_state(jnp.int32(0), ()), jax.random.key(0))
+    assert (state.learner, state.num_updates, metrics["gradient_steps"]) == (2, 1, 2)
+    assert float(metrics["loss_sum"]) == pytest.approx(2 * 32 / 8)

@@ -13,6 +13,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.pqn import PQN
 from jaxrl_fast.rl import minibatch, sequences
 from jaxrl_fast.types import Discrete, EnvSpec, Rollout, Transition
+from tests.helpers import slow
 
 pytestmark = pytest.mark.unit
 
@@ -109,3 +110,30 @@ def test_validate_rejects_invalid_sizes(options, message):
     config = configure(PQN, **dict(memory="gru", rollout_length=T, num_minibatches=1) | options)
     with pytest.raises(ValueError, match=message):
         sequences.validate(config, SPEC)
+
+
+@pytest.mark.parametrize("length", [slow(1), 2, slow(T)])
+def test_recompute_carries_sum_over_sequences_up_to_observation_after_rollout(length):
+    """The network adds up what it observes, and begins anew after a row without an action."""
+
+    def add_up(obs, carry, reset):
+        outputs = []
+        for i in range(obs.shape[1]):
+            carry = carry + obs[:, i]
+            outputs.append(carry)
+            carry = jnp.where(reset[:, i], 0, carry)
+        return jnp.stack(outputs, axis=1), carry
+
+    numbers = jnp.float32([[1, 10, 100], [2, 20, 200], [3, 30, 300], [4, 40, 400], [5, 50, 500], [6, 60, 600]])
+    valid = jnp.ones((T, N), bool).at[1, 0].set(False).at[5, 2].set(False)
+    rollout = rollout_of(valid)._replace(carry=jnp.float32([0.5, 0.25, 0]))
+    end = jnp.float32([7, 70, 700])
+    outputs, before = sequences.recompute(add_up, rollout, numbers, end, lambda obs: obs, length)
+    expected = [
+        [1.5, 3.5, 3, 7, 12, 18, 25],  # the second row is invalid: the sum begins with the third
+        [10.25, 30.25, 60.25, 100.25, 150.25, 210.25, 280.25],
+        [100, 300, 600, 1000, 1500, 2100, 700],  # so is the last one
+    ]
+    np.testing.assert_allclose(outputs, np.transpose(expected))
+    carries = [[0.5, 1.5, 0, 3, 7, 12], [0.25, 10.25, 30.25, 60.25, 100.25, 150.25], [0, 100, 300, 600, 1000, 1500]]
+    np.testing.assert_allclose(before, np.transpose(carries)[::length].reshape(-1))

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_fast.options.declare import configure
+from jaxrl_fast.options.dqn import DQN
 from jaxrl_fast.rl import value_distributions
 
 pytestmark = pytest.mark.unit
@@ -52,3 +54,12 @@ def test_quantile_loss_matches_rlax(rlax, huber):
     uneven = value_distributions.Atoms(atom[:, :2], jnp.broadcast_to(jnp.float32([0.25, 0.75]), (20, 2)))
     repeated = atom[:, jnp.array([0, 1, 1, 1])]
     np.testing.assert_allclose(value_distributions.quantile_loss(quantile, uneven, huber), oracle(repeated), rtol=1e-5)
+
+
+def test_error_of_c51_is_divergence_from_projected_goal():
+    """The goal lies on one of two atoms with 3/4; the output gives both 1/2. KL = 3/4 log(3/2) + 1/4 log(1/2)."""
+    form = value_distributions.head_of(configure(DQN, value=dict(kind="c51", atoms=2, v_min=0.0, v_max=1.0)).value)
+    goal = value_distributions.Atoms(jnp.float32([[0.25]]), jnp.ones((1, 1)))  # a quarter of the way to the second
+    loss, error = value_distributions.losses(form, jnp.zeros((1, 2)), goal, jnp.float32([9.0]), False)
+    np.testing.assert_allclose(loss, [np.log(2)], rtol=1e-5)
+    np.testing.assert_allclose(error, [0.75 * np.log(1.5) + 0.25 * np.log(0.5)], rtol=1e-5)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import onnx
 from jax import ShapeDtypeStruct, export
 from jax.extend import core
@@ -70,7 +71,8 @@ def _evaluate(
 ) -> list[Value]:
     """Add the equations that the needed results depend on. Return all results; those not needed are None."""
     known: dict[Any, Value] = dict(zip(jaxpr.constvars, constants)) | dict(zip(jaxpr.invars, arguments))
-    read = lambda x: x.val if isinstance(x, core.Literal) else known.get(x)
+    of_literal = lambda x: np.asarray(x.val, x.aval.dtype)
+    read = lambda x: of_literal(x) if isinstance(x, core.Literal) else known.get(x)
     equations, needed = _live(jaxpr, is_needed)
     for equation in equations:
         values = [read(x) for x in equation.invars]
