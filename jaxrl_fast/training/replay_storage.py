@@ -16,6 +16,7 @@ from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory
 from jaxrl_fast.types import Agent, Env
+from jaxrl_fast.utils import target
 from jaxrl_fast.utils.memory import format_bytes, host_free_bytes
 from jaxrl_fast.utils.warnings import warn
 
@@ -138,7 +139,7 @@ def _capacities(
     copies, raw = needs.copies, (needs.replay - there.replay) / replay_size
     kept = raw / SHRINK if packed else raw
     in_memory = kept if packed else 2 * kept  # new blocks are copied while they are saved
-    shared = jax.local_devices()[0].platform == "cpu"
+    shared = target.platform() == "cpu"
     others = copies * there.replay / replay_size  # bytes on the device for each transition
     infinite = lambda free: math.inf if free is None else free
     rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
