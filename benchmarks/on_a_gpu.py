@@ -5,6 +5,7 @@ A machine that is available for a quarter of an hour has time for one of these p
     python benchmarks/on_a_gpu.py ffi atari --minutes 9       # then:  atari --minutes 3.5
     python benchmarks/on_a_gpu.py ffi pong --minutes 9        # then:  pong --minutes 3.5
     python benchmarks/on_a_gpu.py ffi dqn --minutes 9         # then:  dqn --minutes 3.5
+    python benchmarks/on_a_gpu.py versions --minutes 9        # then:  versions --minutes 3.5
     python benchmarks/on_a_gpu.py speed --minutes 9           # then:  speed replay same_bits --minutes 3.5
     python benchmarks/on_a_gpu.py control --minutes 9         # then:  control --minutes 3.5
     python benchmarks/on_a_gpu.py mujoco --minutes 9          # then:  mujoco --minutes 3.5
@@ -36,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +56,7 @@ class Step(NamedTuple):
     minutes: float  # least to start with; a script gets at most twice as many, a training all that are left
     words: tuple[str, ...]
     grace: float = 0  # seconds of a training's time reserved for saving it: a replay buffer takes long
+    variables: tuple[str, ...] = ()  # of the environment, NAME=VALUE
 
 
 def script(name: str, minutes: float, words: str, file: str = "") -> Step:
@@ -61,6 +64,16 @@ def script(name: str, minutes: float, words: str, file: str = "") -> Step:
     return Step(
         name, minutes, (f"benchmarks/{file or name}.py", *words.split(), "--output", "{folder}/" + name + ".json")
     )
+
+
+def versions(name: str, words: str) -> list[Step]:
+    """Return the steps that time a benchmark as it is, without CUDA graphs, and with the program for CPUs."""
+    changes = {
+        "now": (),
+        "no_graphs": ("XLA_FLAGS=--xla_gpu_enable_command_buffer=",),
+        "for_cpu": ("JAXRL_FAST_TARGET=cpu",),
+    }
+    return [script(f"{name}_{how}", 2, words, name)._replace(variables=given) for how, given in changes.items()]
 
 
 def check(name: str, minutes: float) -> Step:
@@ -119,6 +132,12 @@ PARTS = {  # run in the order in which they are named
         dqn_step("rainbow_minatar_breakout", 1.5),
         script("replay_speed", 2, "--rounds 3 --seconds 1"),
         script("sac_speed", 2, "--only plain,population --num-envs 1,256,4096 --gradient-steps 10000"),
+    ],
+    "versions": [
+        *versions("ppo_speed", "--num-envs 2048 --num-seeds 1 --rounds 3 --seconds 1 --no-start-up"),
+        *versions("dqn_speed", "--num-envs 64,1024 --rounds 2 --seconds 1"),
+        *versions("pqn_speed", "--num-envs 1024 --rounds 2 --seconds 3"),
+        *versions("sac_speed", "--only plain --num-envs 1,256 --gradient-steps 10000"),
     ],
     "replay": [
         script("replay_dqn", 3, "--stores device-none host-none disk-none --rounds 5"),
@@ -247,10 +266,13 @@ def is_resumed(step: Step, folder: Path) -> bool:
     return is_training(step) and (folder / step.name / "config.yaml").exists()
 
 
-def environment() -> dict[str, str]:
-    """Return a child's environment variables. PYTHONPATH lets it import this checkout, even if it is not installed."""
+def environment(variables: Sequence[str] = ()) -> dict[str, str]:
+    """Return a child's environment variables, and some more, NAME=VALUE.
+
+    PYTHONPATH lets it import this checkout, even if it is not installed.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return os.environ | {"PYTHONPATH": path}
+    return os.environ | {"PYTHONPATH": path} | dict(variable.split("=", 1) for variable in variables)
 
 
 def command(step: Step, folder: Path, path: str) -> list[str]:
@@ -272,7 +294,7 @@ def run(step: Step, words: list[str], folder: Path, left: float) -> dict:
     seconds = left if is_training(step) else min(left, 120 * step.minutes)
     print("$ python", *words, f"({seconds:.0f} s)", flush=True)
     began = time.monotonic()
-    status, out, timed_out = watch(words, max(seconds - step.grace, 5), max(step.grace, KILL_AFTER))
+    status, out, timed_out = watch(words, max(seconds - step.grace, 5), max(step.grace, KILL_AFTER), step.variables)
     print(out[-SHOWN:], flush=True)
     took = round(time.monotonic() - began, 1)
     entry = {"status": status, "timed_out": timed_out, "seconds": took, "output": out[-SHOWN:]}
@@ -281,7 +303,7 @@ def run(step: Step, words: list[str], folder: Path, left: float) -> dict:
     return entry | {"found": parse_json(read_file(output(step, folder)))}
 
 
-def watch(words: list[str], seconds: float, grace: float) -> tuple[int, str, bool]:
+def watch(words: list[str], seconds: float, grace: float, variables: Sequence[str] = ()) -> tuple[int, str, bool]:
     """Run a process. Return its status and output, and whether it was stopped because its time was over.
 
     SIGTERM stops it and its children; a training saves then. Processes that remain after the grace period are killed.
@@ -289,7 +311,7 @@ def watch(words: list[str], seconds: float, grace: float) -> tuple[int, str, boo
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=ROOT,
-        env=environment(),
+        env=environment(variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

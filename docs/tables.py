@@ -480,6 +480,25 @@ def shared() -> str:
     return grid(["task", "`--devices`", *titles], rows)
 
 
+def gpu_programs(gpu: str) -> str:
+    """Return the kernels of each compiled program: with the waits for the host, of each step."""
+    steps = ("environment_step", "gradient_step", "update")
+    rows = []
+    for line, of_gpus in read("gpu_counts")["programs"].items():
+        if gpu not in of_gpus:
+            continue
+        entry = of_gpus[gpu]
+        number = lambda step: f"{entry[step]['kernels']:,}" if step in entry else "-"  # noqa: B023
+        waits = sum(entry[step]["host_waits"] for step in steps[:2] if step in entry)
+        rows.append([f"`{line.removeprefix('--config ')}`", size(entry["memory"]), *map(number, steps), str(waits)])
+    return grid(["preset", "memory", *(step.replace("_", " ") for step in steps), "host waits"], rows)
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes in MB."""
+    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e6 else "under 1 MB"
+
+
 def throughput() -> str:
     """Return steps per second of PPO against the number of environments."""
     curve = read("population_speed_cpu")["curve"]
@@ -589,6 +608,7 @@ KINDS = {
     "suites": suites,
     "suite_results": suite_results,
     "shared": shared,
+    "gpu_programs": gpu_programs,
     "throughput": throughput,
     "seeds": seeds,
     "atari_speed": atari_speed,

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast.kernels import rows
 from jaxrl_fast.kernels.allreduce import call_on_first_core
 from jaxrl_fast.types import (
     Agent,
@@ -65,8 +66,9 @@ def collect(
 
     Returns the actors afterwards, the rollout, and the scores of games that ended.
     """
-    take_steps = lambda actors, noise: jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
-    end, (steps, scores) = _once(env, take_steps, actors, noise)
+    take_steps = lambda actors, noise: rows.scan(partial(step, env, agent, policy), actors, noise, 1, num_steps)
+    with jax.named_scope("environment_steps"):
+        end, (steps, scores) = _once(env, take_steps, actors, noise)
     experience = as_rollout(steps, scores.failed, actors.carry, actors.timestep, end.timestep)
     if env.spec.players:
         return end, experience, scores_of_games(env, agent, steps.valid, scores)

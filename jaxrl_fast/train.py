@@ -7,6 +7,7 @@ A run passes through `config` (read the options), `training.plan` (validate them
 from collections.abc import Sequence
 
 from jaxrl_fast.config import cli, load
+from jaxrl_fast.gpu_check import targets
 from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import blamed
@@ -19,23 +20,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> plan.Plan:
     """Return the plan of the run that a command line asks for."""
-    return plan.make_plan(load.from_command_line(argv))
+    gpu, argv = load.gpu_of(argv)
+    if not gpu:
+        return plan.make_plan(load.from_command_line(argv))
+    targets.check(gpu)
+    settings = load.from_command_line(argv)
+    targets.start()
+    from jaxrl_fast.training import gpu_report
+
+    return gpu_report.make_plan(settings, gpu)
 
 
 def execute(ready: plan.Plan) -> int:
     """Train, print errors, and return the exit status."""
-    from jaxrl_fast.training import startup  # imports jax
+    from jaxrl_fast.training import gpu_report, startup  # imports jax
 
     try:
         if ready.settings.options.dry_run:
             startup.dry_run(ready)
             return 0
         outcome = trainer.execute(ready)
-    except MemoryError as error:
+    except (MemoryError, gpu_report.DoesNotFit) as error:
         if blamed(error) is not None:
             raise
         warnings.print_stderr(f"error: {error}")
-        return 1
+        return 2 if isinstance(error, gpu_report.DoesNotFit) else 1
     if outcome.failure:
         warnings.print_stderr(f"error: {outcome.failure}")
     if outcome.failed_outputs:

@@ -259,7 +259,7 @@ def test_names_in_migration_guide_have_suggestions():
 def test_documented_commands_can_be_parsed(page):
     for line in COMMAND.findall(PAGES[page]):
         if not re.search("my_package|hill_climbing|penalized_ppo|clipped_sac|--resume|--help", line):
-            load.from_command_line(line.split())
+            load.from_command_line(load.gpu_of(line.split())[1])
 
 
 def test_refusal_of_an_option_in_the_reference_is_the_message_of_the_command():

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # command line is parsed without jax, and every part reads its own options.
 ORDER = (
     "types", "utils", "options", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl",
-    "replay", "agents", "players", "config", "runs", "loggers", "envs", "plotting", "training", "evaluation", "sweep",
-    "api", "train", "evaluate", "video", "export", "plot", "check", "__main__",
+    "replay", "agents", "players", "config", "runs", "loggers", "envs", "plotting", "gpu_check", "training",
+    "evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__",
 )  # fmt: skip
 NO_JAX = ("options", "config", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
 PURE = ORDER[: ORDER.index("runs")]  # these use no clock, file, environment variable or process

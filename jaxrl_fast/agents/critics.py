@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
+from jaxrl_fast.networks import flat
 from jaxrl_fast.networks.batch_renorm import with_stats
 from jaxrl_fast.rl import value_distributions
 from jaxrl_fast.rl.value_distributions import Atoms
@@ -107,5 +108,5 @@ def minimum(context: Context, output: Array) -> Atoms:
 
 def values(context: Context, learner: Learner, obs: PyTree, action: Array) -> Array:
     """Return the critics' expected returns [num_critics, B] for the policy's loss."""
-    params = with_stats(learner.params.critic, learner.batch_stats)
+    params = with_stats(flat.unpack(learner.params.critic), learner.batch_stats)
     return value_distributions.mean(context.value_head, context.critic.apply(params, (obs, action)))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_fast.networks import flat
 from jaxrl_fast.options.optimizer import AdaptiveKL
 from jaxrl_fast.options.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
@@ -247,7 +248,8 @@ def gradient_step(context: Context, learner: Learner, batch: Batch) -> tuple[Lea
     config, schedule = context.config, context.config.schedule
     params, optimizer, stopped, lr_scale = learner
     tried = ~stopped
-    gradient_of = jax.grad(partial(context.objective, context), has_aux=True)
+    objective = lambda params, batch: context.objective(context, flat.unpack(params), batch)
+    gradient_of = jax.grad(objective, has_aux=True)
     gradient, metrics = minibatch.accumulate_grads(gradient_of, params, batch)
     approx_kl = metrics["approx_kl"] if config.target_kl is not None or isinstance(schedule, AdaptiveKL) else None
     gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), context.parallelism.grad_axis)
@@ -292,5 +294,4 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
         "approx_kl": ratio - 1 - log_ratio,  # Schulman 2020, "Approximating KL divergence", k3
         "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).astype(jnp.float32),
     }
-    weigh = lambda x: jnp.sum(batch.weight * x)
-    return weigh(total), jax.tree.map(weigh, metrics)
+    return sgd.weighted_sums(batch.weight, total, metrics)

@@ -15,7 +15,17 @@ import optax
 from jaxrl_fast import networks
 from jaxrl_fast.options.pqn import PQN as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sequences, sgd
+from jaxrl_fast.rl import (
+    distributions,
+    exploration,
+    frame_stack,
+    minibatch,
+    normalize,
+    optim,
+    returns,
+    sequences,
+    sgd,
+)
 from jaxrl_fast.types import (
     Agent,
     Array,
@@ -220,5 +230,4 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
     metrics = {"td_loss": 0.5 * distance**2, "q_value": chosen, "td_error_abs": jnp.abs(distance)}
-    metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
-    return metrics["td_loss"], metrics
+    return sgd.weighted_sums(batch.weight, metrics["td_loss"], metrics)

@@ -19,6 +19,7 @@ from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
+from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.options.sac import SAC as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
@@ -98,7 +99,7 @@ def gradient_step(
     else:
         skip = lambda learner: (learner, jax.tree.map(jnp.zeros_like, jax.eval_shape(move, learner)[1]))
         due = learner.optimizer.critic[-1].count % config.policy_delay == 0
-        learner, of_policy = jax.lax.cond(off_policy.same_for_all_seeds(due), move, skip, learner)
+        learner, of_policy = cond(off_policy.same_for_all_seeds(due), move, skip, learner)
     if config.crossq:
         critic = learner.target_params.critic
     else:

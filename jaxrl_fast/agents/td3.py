@@ -17,6 +17,7 @@ from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
+from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.options.td3 import TD3 as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
@@ -79,7 +80,7 @@ def gradient_step(
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     move = partial(policy_step, context, batch.rows.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
-    learner, loss = jax.lax.cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
+    learner, loss = cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
     of_all = {"policy_loss": metrics["weight"].sum() * config.policy_delay * loss}  # 0 in the other steps
     return learner, buffer, counts, {**metrics, **of_all}
 

@@ -44,6 +44,25 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
     return positional[0] if positional else "", written
 
 
+def gpu_of(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the GPU for which a dry run compiles, "" for this machine's devices, and the other words of a command."""
+    _, written = tokenize(argv)
+    asked = [s for s in written if s.name == "for"]
+    if not asked:
+        return "", [*argv]
+    name = " ".join(map(str, asked[-1].values))
+    if not any(s.name == "dry_run" for s in written):
+        raise ValueError(f"for: compiles without training, got {name}; add --dry-run")
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--for":
+            next(words, None)
+        elif not word.startswith("--for="):
+            rest.append(word)
+    return name, rest
+
+
 def help_of(written: Sequence[Setting]) -> tuple[str | None, list[Setting]]:
     """Return the topic of --help, "" for none and None without --help, and the other settings."""
     asked = [s for s in written if s.name == "help"]

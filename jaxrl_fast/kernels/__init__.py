@@ -6,7 +6,7 @@
     board_conv(x, kernel, bias, scale, offset, activation)   a convolution of small boards, normalized
 
 `README.md` in this folder explains how the C is compiled and how JAXRL_FAST_KERNELS switches it off. Inside
-the context `portable()`, layers are traced in XLA's operations alone, for any device.
+`target.tracing_for("any")`, layers are traced in XLA's operations alone, for any device.
 """
 
 from jaxrl_fast.kernels.activations import ACTIVATIONS
@@ -14,7 +14,6 @@ from jaxrl_fast.kernels.blocks import image_block
 from jaxrl_fast.kernels.boards import board_conv
 from jaxrl_fast.kernels.conv import conv2d
 from jaxrl_fast.kernels.dense import dense
-from jaxrl_fast.kernels.dispatch import portable
 from jaxrl_fast.kernels.layer_norm import layer_norm
 
-__all__ = ["ACTIVATIONS", "board_conv", "conv2d", "dense", "image_block", "layer_norm", "portable"]
+__all__ = ["ACTIVATIONS", "board_conv", "conv2d", "dense", "image_block", "layer_norm"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from jax import Array
 
-from jaxrl_fast.kernels import dispatch
+from jaxrl_fast.utils import target
 
 MAX_BOARDS, MAX_IMAGES = 128, 8  # images of a block
 
@@ -27,7 +27,7 @@ def block_size(num_rows: int, max_size: int) -> int:
 
     Without such a divisor, and in code that is not for a CPU, that is `num_rows`.
     """
-    if not dispatch.for_cpu():
+    if target.platform() != "cpu":
         return num_rows
     sizes = (size for size in range(min(max_size, num_rows), max_size // 2 - 1, -1) if size and num_rows % size == 0)
     return next(sizes, num_rows)

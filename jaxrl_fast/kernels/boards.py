@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.kernels import blocks, dispatch
+from jaxrl_fast.kernels import blocks
 from jaxrl_fast.kernels.activations import ACTIVATIONS
 from jaxrl_fast.kernels.conv import convolve_xla
 from jaxrl_fast.kernels.layer_norm import EPSILON
+from jaxrl_fast.utils import target
 
 
 def board_conv(
@@ -37,7 +38,7 @@ def _board_conv(x, kernel, bias, scale, offset, activation):
     """Compute the layer for all boards at once."""
     side, channels = kernel.shape[0], kernel.shape[-1]
     height, width = (size - side + 1 for size in x.shape[1:3])
-    convolve = convolve_columns if dispatch.for_cpu() else convolve_columns_xla
+    convolve = convolve_columns if target.platform() == "cpu" else convolve_columns_xla
     y = convolve(x.astype(kernel.dtype), kernel) + bias[:, None]
     y = y if scale is None else normalize_columns(y, scale, offset)
     y = ACTIVATIONS[activation](y).reshape(channels * height * width, -1)

@@ -23,6 +23,8 @@ from typing import Any
 
 import jax
 
+from jaxrl_fast.utils import target
+
 FOLDER = Path(__file__).parent / "csrc"
 SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c", "host_call.c"))
 HEADERS = tuple(FOLDER / name for name in ("ffi.h", "simd.h", "activations.h", "gemm.h", "threads.h"))
@@ -63,7 +65,7 @@ def call(name: str, results: Any, **options: Any) -> Callable[..., Any]:
 
 def is_available(kernel: str) -> bool:
     """Return whether one of KERNELS can be computed in C: on a CPU, with a C compiler, if VARIABLE allows it."""
-    return kernel in enabled() and not unavailable_reason()
+    return kernel in enabled() and target.platform() == "cpu" and not unavailable_reason()
 
 
 def unavailable_reason() -> str:

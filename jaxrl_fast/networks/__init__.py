@@ -20,13 +20,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.networks import memory, torsos
+from jaxrl_fast.networks import flat, memory, torsos
 from jaxrl_fast.networks.batch_renorm import STATS, with_stats
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
 from jaxrl_fast.networks.options import Options as Options
 from jaxrl_fast.networks.options import options_of as options_of
 from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.utils import target
 from jaxrl_fast.utils.random import key_of_seed
 
 
@@ -69,10 +70,12 @@ def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) 
     initial_carry = _initial_carry(layer)
 
     def unroll(params, obs, carry=(), reset=None, noise=()):
+        params = flat.unpack(params)
         return module.apply({**params, "noise": noise} if noise else params, (obs, carry, reset))
 
     def train(params, batch_stats, obs):
-        (output, _), changed = module.apply(with_stats(params, batch_stats), (obs, (), None), mutable=[STATS])
+        variables = with_stats(flat.unpack(params), batch_stats)
+        (output, _), changed = module.apply(variables, (obs, (), None), mutable=[STATS])
         return output, changed[STATS]
 
     inputs = options.inputs(obs), initial_carry, None
@@ -189,15 +192,39 @@ class _ActorCritic(nn.Module):
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
+        if self.critic_torso is not None and not self.is_initializing() and target.platform() != "cpu":
+            return self._side_by_side(obs, carry, reset)
         own, features = _remember(self.memory, carry[:1], self.torso(obs), reset)
         critic_own, critic_features = carry[1:], features
         if self.critic_torso is not None:
             critic_own, critic_features = _remember(self.critic_memory, carry[1:], self.critic_torso(obs), reset)
         return (self._policy(features), self.critic_head(critic_features)[..., 0]), own + critic_own
 
+    def _side_by_side(self, obs, carry, reset):
+        """Compute actor and critic in the same kernels, as a batch of two networks with equal shapes."""
+        parts: Any = (self.torso, self.critic_torso), (self.memory, self.critic_memory)
+        pairs = [(pair[0].clone(parent=None), _stack(*(x.variables for x in pair))) for pair in parts if pair[0]]
+
+        def one(variables, carry):
+            torso, *memory = (partial(module.apply, x) for (module, _), x in zip(pairs, variables))
+            return _remember(memory[0] if memory else None, carry, torso(obs), reset)
+
+        carries, features = jax.vmap(one)([x for _, x in pairs], _stack(carry[:1], carry[1:]))
+        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.num_outputs - x.shape[-1])])
+        heads = _stack(self.actor_head.variables, jax.tree.map(wide, self.critic_head.variables))
+        output: Any = jax.vmap(self.actor_head.clone(parent=None).apply)(heads, features)
+        policy = jnp.concatenate([output[0], features[0]], axis=-1) if self.with_features else output[0]
+        own, critic_own = jax.tree.map(lambda x: x[0], carries), jax.tree.map(lambda x: x[1], carries)
+        return (policy, output[1][..., 0]), own + critic_own
+
     def _policy(self, features):
         output = self.actor_head(features)
         return jnp.concatenate([output, features], axis=-1) if self.with_features else output
+
+
+def _stack(*trees):
+    """Return trees of equal shapes as one, [number of trees, ...]."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
 def _initial_carry(*memories: memory.Memory | None) -> tuple[PyTree, ...]:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.networks import Network, network
+from jaxrl_fast.networks import Network, flat, network
 from jaxrl_fast.networks.options import Options
 from jaxrl_fast.types import PyTree
 
@@ -24,8 +24,8 @@ def ensemble(network: Network, num: int) -> Network:
     """
     return network._replace(
         init=lambda key: jax.lax.map(network.init, jax.random.split(key, num)),
-        apply=lambda params, obs, noise=(): jax.vmap(network.apply, (0, None, 0))(params, obs, noise),
+        apply=lambda params, obs, noise=(): jax.vmap(network.apply, (0, None, 0))(flat.unpack(params), obs, noise),
         noise=lambda key, shape: jax.vmap(lambda key: network.noise(key, shape))(jax.random.split(key, num)),
         init_stats=lambda: jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), network.init_stats()),
-        train=jax.vmap(network.train, (0, 0, None)),
+        train=lambda params, *rest: jax.vmap(network.train, (0, 0, None))(flat.unpack(params), *rest),
     )

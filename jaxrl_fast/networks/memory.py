@@ -13,10 +13,9 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast import kernels
-from jaxrl_fast.kernels import dispatch
 from jaxrl_fast.networks.dense import LayerNorm
 from jaxrl_fast.types import Key, PyTree
-from jaxrl_fast.utils import importing
+from jaxrl_fast.utils import importing, target
 
 MIN_RADIUS, MAX_RADIUS, MAX_PHASE = 0.9, 0.999, np.pi / 10  # of an LRU's initial eigenvalues, for a long memory
 
@@ -85,6 +84,8 @@ class Memory(nn.Module):
             carry, result = self.step(weights, carry, inputs)
             return _cleared(carry, reset), result
 
+        if target.platform() != "cpu":  # the backward pass computes gates again, instead of one kernel that writes each
+            one = jax.checkpoint(one, prevent_cse=False)
         return jax.lax.scan(one, carry, (inputs, reset))
 
     def output(self, inputs: Array, result: PyTree) -> Array:
@@ -173,7 +174,7 @@ class LRU(Memory):
         return carry, carry
 
     def unroll(self, weights: PyTree, carry: PyTree, inputs: Array, reset: Array) -> tuple[PyTree, PyTree]:
-        if dispatch.for_cpu():
+        if target.platform() == "cpu":
             return super().unroll(weights, carry, inputs, reset)
         driven = inputs[..., 2 * self.size : 3 * self.size], inputs[..., 3 * self.size :]
         begins = jnp.concatenate([jnp.zeros_like(reset[:1]), reset[:-1]])  # [L, B]: an episode begins here

@@ -182,7 +182,9 @@ class Output:
     )
     project: str = system("jaxrl_fast", "Project name for wandb and trackio.")
     dry_run: bool = system(
-        False, "Check the options, compile, and print the memory and disk space needed; train and write nothing."
+        False,
+        "Check the options, compile, and print the memory and disk space needed; train and write nothing. With --for "
+        "t4|a100|rtx4090|h100|h200, compile for that GPU and print its kernels (extra gpu-check).",
     )
 
 

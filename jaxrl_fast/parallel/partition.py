@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_fast.parallel.placement import SEEDS, SHARDS, Placement
 from jaxrl_fast.types import Array, PyTree
+from jaxrl_fast.utils import target
 
 Values = Mapping[str, Array]  # of hyperparameters: [S], or of one member []
 Function = Callable[..., Any]
@@ -76,8 +77,8 @@ def learners(placement: Placement) -> Callable[[PyTree], PyTree]:
 
 
 def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
-    devices = jax.local_devices()[: math.prod(axes.values())]
-    return jax.make_mesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes), devices=devices)
+    chosen = target.local_devices()[: math.prod(axes.values())]
+    return jax.make_mesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes), devices=chosen)
 
 
 def _shard_map(function: Function, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Function:

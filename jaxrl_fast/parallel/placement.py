@@ -3,11 +3,9 @@
 import math
 from typing import NamedTuple
 
-import jax
-
 from jaxrl_fast.kernels import build
 from jaxrl_fast.types import SHARED_MEMORY_AXIS
-from jaxrl_fast.utils import devices
+from jaxrl_fast.utils import devices, target
 
 CORE_SHARE = {"processes": 1}  # processes of jaxrl_fast that use these cores at the same time
 
@@ -45,7 +43,7 @@ class Placement(NamedTuple):
     @property
     def sharded(self) -> bool:
         """Return whether each shard of a seed has a separate device."""
-        return 1 < self.num_shards <= jax.local_device_count() and (self.sequential_seeds or self.num_seeds == 1)
+        return 1 < self.num_shards <= len(target.local_devices()) and (self.sequential_seeds or self.num_seeds == 1)
 
     @property
     def grad_axes(self) -> dict[str, int]:
@@ -57,7 +55,7 @@ class Placement(NamedTuple):
     @property
     def seeds_per_device(self) -> int:
         """Return the number of seeds on each device, together or one after another: the fewest possible."""
-        at_once = jax.local_device_count() // (self.num_shards if self.sharded else 1)
+        at_once = len(target.local_devices()) // (self.num_shards if self.sharded else 1)
         return -(-self.num_seeds // at_once)
 
     @property

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import async_rollout, loop
+from jaxrl_fast.kernels import rows as packing
 from jaxrl_fast.parallel import partition
 from jaxrl_fast.parallel.partition import PartitionedFns, Values
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
@@ -74,7 +75,7 @@ def build(
     """
     start = time.perf_counter()
     num_seeds, num_padded_seeds = placement.num_seeds, placement.num_padded_seeds
-    capacity = min(num_updates, max(MAX_ROWS // num_seeds, 64))
+    capacity = capacity_of(num_updates, num_seeds)
     values, make = varied or ({}, lambda _: agent)
     fill = lambda x: x[np.minimum(np.arange(num_padded_seeds), num_seeds - 1)] if num_padded_seeds > num_seeds else x
     spread, seeds = partitioned(env, make, capacity, placement), _seeds(num_padded_seeds)
@@ -102,8 +103,24 @@ def build(
     )
     restart = lambda state: compiled_restart(state, values)
     state_spec = _of_seeds(state, placement)
-    memory = _most_bytes(compiled_chunk)
+    memory = most_bytes(compiled_chunk)
     return Program(start_all, run, learner, shard_state, restart, state_spec, capacity, duration, memory, keeps_state)
+
+
+def lower(env: Env, agent: Agent, num_updates: int, placement: Placement = SINGLE_DEVICE) -> jax.stages.Lowered:
+    """Return `chunk` as `build` compiles it, for devices that may belong to another machine (`utils.target`)."""
+    capacity = capacity_of(num_updates, placement.num_seeds)
+    spread, seeds = partitioned(env, lambda _: agent, capacity, placement), _seeds(placement.num_padded_seeds)
+    values: Values = {}
+    arguments = jax.eval_shape(spread.init, seeds, values), values, jax.ShapeDtypeStruct((), jnp.int32)
+    shardings = (spread.state, spread.seeds, spread.limit), (spread.state, spread.seeds)
+    advance = jax.jit(spread.advance, in_shardings=shardings[0], out_shardings=shardings[1], donate_argnums=0)
+    return advance.lower(*arguments)
+
+
+def capacity_of(num_updates: int, num_seeds: int) -> int:
+    """Return the most updates of one chunk."""
+    return min(num_updates, max(MAX_ROWS // num_seeds, 64))
 
 
 def shapes(
@@ -179,13 +196,14 @@ def chunk(
     def body(i: Array, carry: Any) -> Any:
         state, rows = carry
         state, row = train_once(state)
-        return state, jax.tree.map(lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, i, axis=0), rows, row)
+        put = lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, i, axis=0)
+        return state, jax.tree.map(put, rows, packing.pack(row))
 
-    _, row = jax.eval_shape(train_once, state)
-    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), row)
+    _, like = jax.eval_shape(train_once, state)
+    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), jax.eval_shape(packing.pack, like))
     state, rows = jax.lax.fori_loop(0, num_updates, body, (state, rows))
     return state, {
-        **loop.combine_shards(env, *rows),
+        **loop.combine_shards(env, *packing.unpack(rows, like)),
         NONFINITE_KEY: jnp.full(capacity, ~_is_finite(agent.parameters(state.agent))),
     }
 
@@ -199,7 +217,7 @@ def _is_finite(parameters: PyTree) -> Array:
     return are_finite
 
 
-def _most_bytes(compiled: jax.stages.Compiled) -> int:
+def most_bytes(compiled: jax.stages.Compiled) -> int:
     """Return the bytes that a program needs on each device, as the compiler reports them; 0 without a report.
 
     Results that reuse the memory of arguments are counted once.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -23,6 +24,7 @@ from jaxrl_fast.replay.ring import Sample as Sample
 from jaxrl_fast.rl.off_policy import Draws as Draws
 from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
 from jaxrl_fast.types.host import HostResource
+from jaxrl_fast.utils import target
 
 MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled
 
@@ -101,13 +103,15 @@ def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Para
     `sample(R, key, batch_size, gamma, beta)` returns a WeightedBatch of transitions. B is `batch_size` over the number
     of devices that split a batch. Rewards are n-step sums discounted by `gamma`; `beta` is not used here.
     """
+    on_cpu = target.platform() == "cpu"
+    ahead = _read_ahead if config.store.get_ahead else None if on_cpu or config.store.resources else _draw_ahead
     return Replay(
         init=partial(ring.init, config, spec.obs, spec.action, spec.has_action_mask),
         add=partial(_add_uniform, config),
-        sample=sampler(partial(draw_uniformly, partial(ring.draw, config), parallelism), partial(ring.read, config)),
+        sample=sampler(partial(draw_uniformly, partial(ring.draw, config), parallelism), partial(_read, config)),
         size=lambda state: state.size,
         discard_tail=partial(ring.discard_tail, config),
-        read_ahead=partial(_read_ahead, config, parallelism) if config.store.get_ahead else None,
+        read_ahead=partial(ahead, config, parallelism) if ahead else None,
         resources=config.store.resources,
     )
 
@@ -145,6 +149,13 @@ class Prioritized(NamedTuple):
     max_priority: Array  # f32: the largest priority so far; between two calls of `add`, of this shard alone
 
 
+class Drawn(NamedTuple):
+    """A ring, and the batch that was drawn from it for one gradient step."""
+
+    ring: Ring
+    batch: tuple[Array, Array, Array]  # of `ring.draw`
+
+
 class Index(NamedTuple):
     """The sampled transitions, for `update_priorities`."""
 
@@ -179,7 +190,8 @@ def draw_uniformly(
     beta: float | Array,
 ) -> tuple[Array, Array, Array, None]:
     """Return this device's places and environments [B] from `draw`, weights [B] of 1 where it found any, and None."""
-    place, env, found = draw(state, key, *draw_args(parallelism, batch_size))
+    drawn = isinstance(state, Drawn)
+    place, env, found = state.batch if drawn else draw(state, key, *draw_args(parallelism, batch_size))
     return place, env, found.astype(jnp.float32), None
 
 
@@ -195,6 +207,19 @@ def draw_by_priority(
     weight = importance_weights(prob, beta, parallelism.axis_name)
     drawn = item // num_envs, item % num_envs, weight
     return *collectives.local_rows(drawn, parallelism.num_grad_workers), Index(item, priority > 0)
+
+
+def _draw_ahead(
+    config: ReplayConfig, parallelism: Parallelism, state: Ring, draws: Draws, batch_size: int
+) -> "Callable[[Array], Drawn]":
+    """Draw all batches of an update at once: fewer kernels for an accelerator."""
+    draw = lambda key: ring.draw(config, state, key, *draw_args(parallelism, batch_size))
+    places = jax.vmap(draw)(draws.keys)
+    return lambda i: Drawn(state, jax.tree.map(lambda x: x[i], places))
+
+
+def _read(config: ReplayConfig, state: "Ring | Drawn", *arguments: Any) -> Sample:
+    return ring.read(config, state.ring if isinstance(state, Drawn) else state, *arguments)
 
 
 def _read_ahead(

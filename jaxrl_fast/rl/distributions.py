@@ -6,6 +6,7 @@ they are in nats. `sample_from` takes noise drawn in bulk; `sample(key)` is `sam
 `heads.head` returns the distribution for an action space.
 """
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,9 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast.types import Key
+from jaxrl_fast.utils import target
 
+MAX_UNROLLED = 8  # actions whose probabilities are computed without a reduction off a CPU
 FORBIDDEN = -1e9  # logit or value of a masked action: finite, so that 0 times it is 0
 
 
@@ -27,7 +30,7 @@ def chosen(x: Array, action: Array) -> Array:
     """
     axis = action.ndim
     mask = jax.nn.one_hot(action, x.shape[axis], dtype=bool)
-    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, 0).sum(axis)
+    return _sum(jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, 0), axis)
 
 
 def masked(logits: Array, mask: Array | None = None) -> Array:
@@ -50,11 +53,11 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         """Return the log-probabilities of int actions [...], f32 [...]."""
-        return chosen(jax.nn.log_softmax(self.logits), action)
+        return chosen(_log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
         """Return the entropies, f32 [...]: -sum p log p, where 0 log 0 = 0."""
-        return -_expect(self.logits, jax.nn.log_softmax(self.logits))
+        return -_expect(self.logits, _log_softmax(self.logits))
 
     def mode(self) -> Array:
         """Return the most probable actions, int32 [...]; ties go to the first."""
@@ -62,7 +65,7 @@ class Categorical(NamedTuple):
 
     def kl(self, other: "Categorical") -> Array:
         """Return the divergences KL(self || other), f32 [...]."""
-        return _expect(self.logits, jax.nn.log_softmax(self.logits) - jax.nn.log_softmax(other.logits))
+        return _expect(self.logits, _log_softmax(self.logits) - _log_softmax(other.logits))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["logits"], meta_fields=["nums"])
@@ -228,8 +231,29 @@ class TanhGaussian(NamedTuple):
 
 def _expect(logits: Array, x: Array) -> Array:
     """Return sum p x over the last axis. Where p is 0, x affects neither the sum nor the gradient."""
-    probs = jnp.exp(jax.nn.log_softmax(logits))
-    return jnp.sum(probs * jnp.where(probs > 0, x, 0), axis=-1)
+    probs = jnp.exp(_log_softmax(logits))
+    return _sum(probs * jnp.where(probs > 0, x, 0))
+
+
+def _log_softmax(logits: Array) -> Array:
+    """Return the log-probabilities of logits [..., A]."""
+    if not _unrolls(logits):
+        return jax.nn.log_softmax(logits)
+    shifted = logits - jax.lax.stop_gradient(functools.reduce(jnp.maximum, _columns(logits)))[..., None]
+    return shifted - jnp.log(_sum(jnp.exp(shifted)))[..., None]
+
+
+def _sum(x: Array, axis: int = -1) -> Array:
+    """Return the sums over an axis. Off a CPU, few terms are added one by one, which XLA fuses with what follows."""
+    return functools.reduce(jnp.add, _columns(x, axis)) if _unrolls(x, axis) else x.sum(axis)
+
+
+def _unrolls(x: Array, axis: int = -1) -> bool:
+    return target.platform() != "cpu" and x.shape[axis] <= MAX_UNROLLED
+
+
+def _columns(x: Array, axis: int = -1) -> list[Array]:
+    return [jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
 def _log_slope(x: Array) -> Array:

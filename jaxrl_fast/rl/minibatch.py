@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.utils import target
 
 NUM_ROUNDS = 4
 MIN_ROWS, MAX_ROWS = 256, 1024  # rows of a part on a CPU: activations stay in its cache, and there are few calls
@@ -114,5 +115,5 @@ def _parts(rows: PyTree) -> PyTree:
     """Return rows [B, ...] as [parts, B / parts, ...]."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     sizes = (size for size in range(min(MAX_ROWS, num_rows), MIN_ROWS - 1, -1) if num_rows % size == 0)
-    num_parts = num_rows // next(sizes, num_rows) if jax.default_backend() == "cpu" else 1
+    num_parts = num_rows // next(sizes, num_rows) if target.platform() == "cpu" else 1
     return jax.tree.map(lambda x: x.reshape(num_parts, num_rows // num_parts, *x.shape[1:]), rows)

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import returns
 from jaxrl_fast.types import EnvSpec, PyTree, Rollout, Transition
+from jaxrl_fast.utils import target
 
 NOTHING = 1e-30  # the divisor if no row counts
 LARGEST = 1e15  # distance from the mean: the squares of larger ones do not fit into float32
@@ -189,6 +191,11 @@ def update_reward(
     scale: RewardScale, reward: Array, last: Array, valid: Array, gamma: float | Array, axis_name: str | None = None
 ) -> RewardScale:
     """Add the rewards of a rollout, all [T, N]: total[t] = gamma * total[t - 1] + reward[t], reset to 0 after last."""
+    if target.platform() != "cpu":
+        goes_on = jnp.concatenate([jnp.ones_like(last[:1]), ~last[:-1]])
+        totals = returns.running_sums(gamma * goes_on, _bounded(reward), scale.total)
+        total = jnp.where(last[-1], 0.0, totals[-1])
+        return RewardScale(total, update(scale.stats, totals, valid, axis_name))
 
     def step(total: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, last = row

@@ -7,6 +7,7 @@ environments. Ratios are fractions, and counts are int32.
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.kernels.branch import cond
+from jaxrl_fast.networks import flat
 from jaxrl_fast.options.algorithm import OffPolicy, as_fraction
 from jaxrl_fast.options.replay import Prioritized
 from jaxrl_fast.options.target import PeriodicAverage
@@ -21,7 +24,9 @@ from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
 from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
+from jaxrl_fast.utils import target
 
+MAX_WASTE = 2  # gradient steps that an accelerator computes for each one that counts
 MAX_PRIORITIES = 2**24  # float32 cannot distinguish more places in their sum
 
 
@@ -86,7 +91,7 @@ def learn(context: Any, step: Step, state: State, key: Key) -> tuple[State, Metr
     step must be the key that draws its batch.
     """
     num_steps, counts = num_grad_steps_due(context.ratio, state.counts, num_env_steps(context.ratio, state))
-    max_steps = max_grad_steps(context.ratio)
+    max_steps, usual = max_grad_steps(context.ratio), context.ratio.ratio * context.ratio.steps_per_update
     buffer_of: Callable[[Array], PyTree] = lambda i: state.replay
     if context.replay.read_ahead:
         keys = split_for_steps(jax.random.clone(key), max_steps)[:, 0]  # a step draws the same again
@@ -98,13 +103,13 @@ def learn(context: Any, step: Step, state: State, key: Key) -> tuple[State, Metr
         learner, buffer, counts, metrics = step(buffer, state.num_updates, keys, learner, counts)
         return (learner, counts, None if changed is None else buffer), metrics
 
-    changing = state.learner, counts, state.replay if context.replay.update_priorities else None
-    (learner, counts, changed), sums = gradient_steps(num_steps, max_steps, once, changing, key)
+    changing = flat.pack(state.learner), counts, state.replay if context.replay.update_priorities else None
+    (learner, counts, changed), sums = gradient_steps(num_steps, max_steps, once, changing, key, usual)
     sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), context.parallelism.grad_axis)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
     metrics = {f"{name}_sum": x * per_weight for name, x in sums.items()} | {"gradient_steps": num_steps}
     buffer = state.replay if changed is None else changed
-    return State(learner, buffer, counts, state.num_updates + 1), metrics
+    return State(flat.unpack(learner), buffer, counts, state.num_updates + 1), metrics
 
 
 def num_env_steps(schedule: ReplayRatio, state: State) -> Array:
@@ -203,10 +208,13 @@ def gradient_steps(
     step: Callable[[Array, PyTree, Key], tuple[PyTree, PyTree]],
     state: PyTree,
     key: Key,
+    usual_steps: float | Fraction,
 ) -> tuple[PyTree, PyTree]:
     """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(i, state, keys [2])` -> (state, metrics).
 
-    Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few.
+    Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few. An accelerator makes
+    `max_steps` and discards those that are not due, unless `usual_steps`, their mean number, are much fewer: a loop
+    whose length the host must read would make it wait in each pass.
     """
     keys = split_for_steps(key, max_steps)
     one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
@@ -217,8 +225,17 @@ def gradient_steps(
         state, metrics = step(i, state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot infer
         return state, jax.tree.map(jnp.add, sums, metrics)
 
-    sums: tuple[PyTree, PyTree] = jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))
-    return sums
+    num_steps = same_for_all_seeds(num_steps)
+    with jax.named_scope("gradient_steps"):
+        sums: tuple[PyTree, PyTree]
+        if target.platform() == "cpu" or usual_steps * MAX_WASTE < max_steps:
+            sums = jax.lax.fori_loop(0, num_steps, once, (state, zeros))
+            return sums
+        pack, start = flat.Numbers.of, (state, zeros)
+        passed = lambda i, packed: pack(once(i, packed.tree(start)))
+        masked = lambda i, packed: jax.tree.map(partial(jnp.where, i < num_steps), passed(i, packed), packed)
+        sums = jax.lax.fori_loop(0, max_steps, masked, pack(start)).tree(start)
+        return sums
 
 
 def split_for_steps(key: Key, max_steps: int) -> Key:
@@ -238,7 +255,7 @@ def update_target(
     whole = schedule.ratio.denominator if period == 1 else period * schedule.ratio.numerator
     since = counts.steps_since_target_update + schedule.ratio.denominator
     move = lambda: optax.incremental_update(params, target, tau)
-    target = jax.lax.cond(same_for_all_seeds(since >= whole), move, lambda: target)
+    target = cond(same_for_all_seeds(since >= whole), move, lambda: target)
     return target, counts._replace(steps_since_target_update=since % whole)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.networks import flat
 from jaxrl_fast.options.declare import Part
 from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, Linear
 from jaxrl_fast.types import MAX_FLAT, PyTree
@@ -30,12 +31,18 @@ def make_optimizer(
     clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
     adam, step = KINDS[options.kind](b1=options.beta1, eps=options.epsilon), optax.scale_by_learning_rate(learning_rate)
     by_tree = optax.chain(transform or optax.identity(), clip, adam, step)
-    flat = optax.flatten(by_tree)
-    choose = lambda tree: flat if _worth_flattening(tree) else by_tree
-    return optax.GradientTransformation(
-        lambda params: choose(params).init(params),
-        lambda gradient, state, params=None: choose(gradient).update(gradient, state, params),
-    )
+    flattened = optax.flatten(by_tree)
+    choose = lambda tree: flattened if _worth_flattening(tree) else by_tree
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        if transform is None or not flat.is_packed(gradient):
+            after: tuple[PyTree, PyTree] = choose(gradient).update(gradient, state, params)
+            return after
+        gradient, state, params = flat.unpack((gradient, state, params))  # the transformation may depend on arrays
+        packed: tuple[PyTree, PyTree] = flat.pack(choose(gradient).update(gradient, state, params))
+        return packed
+
+    return optax.GradientTransformation(lambda params: choose(params).init(params), update)
 
 
 def schedule_of(learning_rate: float | Array, options: Part, num_steps: int) -> optax.Schedule:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.kernels import rows as packing
+from jaxrl_fast.networks import flat
 from jaxrl_fast.options.algorithm import OnPolicy
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import minibatch, normalize
@@ -54,8 +56,8 @@ def update(epochs: Epochs, state: PyTree, rollout: Rollout, key: Key) -> tuple[P
     """
     batch = epochs.prepare(state, rollout)
     plan, moments = _plan(epochs, batch, key)
-    learner, metrics = jax.lax.scan(partial(_train_on, epochs, batch), batch.learner, plan)
-    return epochs.finalize(batch, learner, jax.tree.map(jnp.sum, metrics), moments)
+    learner, metrics = jax.lax.scan(partial(_train_on, epochs, batch), flat.pack(batch.learner), plan)
+    return epochs.finalize(batch, flat.unpack(learner), jax.tree.map(jnp.sum, metrics), moments)
 
 
 class MinibatchPlan(NamedTuple):
@@ -83,9 +85,10 @@ def incremental_update(epochs: Epochs) -> GradientSteps:
         plan, moments = _plan(epochs, batch, key)
         plan = minibatch.flatten(plan)
         first = jax.tree.map(lambda x: x[:1], plan)
-        _, metrics = jax.eval_shape(partial(_train_on, epochs, batch), batch.learner, first)
+        learner = flat.pack(batch.learner)
+        _, metrics = jax.eval_shape(partial(_train_on, epochs, batch), learner, first)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics)
-        return PartialUpdate(batch, plan, batch.learner, nothing, moments)
+        return PartialUpdate(batch, plan, learner, nothing, moments)
 
     def take(update: PartialUpdate, first: int | Array, last: int | Array) -> PartialUpdate:
         def step(i: Array, so_far: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -97,7 +100,7 @@ def incremental_update(epochs: Epochs) -> GradientSteps:
         learner, sums = jax.lax.fori_loop(first, last, step, (update.learner, update.sums))
         return update._replace(learner=learner, sums=sums)
 
-    finish = lambda update: epochs.finalize(update.batch, update.learner, update.sums, update.moments)
+    finish = lambda update: epochs.finalize(update.batch, flat.unpack(update.learner), update.sums, update.moments)
     return GradientSteps(epochs.num_epochs * epochs.num_minibatches, start, take, finish)
 
 
@@ -112,7 +115,17 @@ def _train_on(epochs: Epochs, batch: UpdateBatch, learner: PyTree, plan: Minibat
         x = jnp.where(count > 1, (x - mean) / (jnp.sqrt(var) + 1e-8), x)
         batches = batches._replace(**{name: x})
     decoded = lambda rows: rows if batch.frames is None else rows._replace(obs=decode(batch.frames, rows.obs))
-    return jax.lax.scan(lambda learner, rows: epochs.gradient_step(learner, decoded(rows)), learner, batches)
+    step = lambda learner, rows: epochs.gradient_step(learner, decoded(rows))
+    with jax.named_scope("gradient_steps"):
+        trained: tuple[PyTree, PyTree] = packing.scan(step, learner, batches)
+        return trained
+
+
+def weighted_sums(weight: Array, loss: Array, metrics: Metrics) -> tuple[Array, Metrics]:
+    """Return the sums of weighted rows [B] of a loss and of metrics, which are computed together."""
+    terms = weight[None] * jnp.stack([loss, *metrics.values()])
+    sums = terms.reshape(len(terms), -1).sum(axis=1)
+    return sums[0], dict(zip(metrics, sums[1:]))
 
 
 def _plan(epochs: Epochs, batch: UpdateBatch, key: Key) -> tuple[MinibatchPlan, PyTree]:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.rl import heads
 from jaxrl_fast.rl.distributions import Gaussian, TanhGaussian
 from jaxrl_fast.types import Key, PyTree, split_keys
@@ -66,7 +67,7 @@ def renew(carry: Carry, sample_freq: int | None, key: Key) -> Carry:
     """Return the carry [N, ...] with new matrices where an episode begins or `sample_freq` steps have passed."""
     due = carry.age == 0 if sample_freq is None else carry.age % sample_freq == 0
     draw = lambda: jnp.where(due[:, None, None], jax.random.normal(key, carry.matrix.shape), carry.matrix)
-    return Carry(jax.lax.cond(due.any(), draw, lambda: carry.matrix), carry.age + 1)
+    return Carry(cond(due.any(), draw, lambda: carry.matrix), carry.age + 1)
 
 
 def noise(output: Array, log_sigma: Array, log_std: Array, matrix: Array) -> Array:

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import jax
-
 from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs.host import sharded
@@ -21,6 +19,7 @@ from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec
+from jaxrl_fast.utils import target
 from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.parsing import nearest
 
@@ -46,7 +45,7 @@ def build(
     updates; it keeps the number of shards and gradient workers in the manifest of its checkpoint, `before`. The
     returned settings have the options that the environment decides: the Atari protocol and the rewards to train on.
     """
-    enabled()  # raises ValueError for an unknown JAXRL_FAST_KERNELS, before any other error
+    enabled(), target.platform()  # raise ValueError for wrong environment variables, before any other error
     options = settings.options
     config = host_env_config(options, TRAINING, done)
     env = envs.make(options.env, options.num_envs, config, **options.env_options)
@@ -75,7 +74,7 @@ def choose_placement(
     """
     options, supported = settings.options, supports(algorithm)
     busy_cores = _num_busy_cores(settings, supported, env.spec)
-    in_turn = "sequential_seeds" in supported and jax.default_backend() == "cpu" and busy_cores >= 1
+    in_turn = "sequential_seeds" in supported and target.platform() == "cpu" and busy_cores >= 1
     placement = Placement(options.num_seeds, sequential_seeds=in_turn)
     num_shards = _num_shards(settings, supported, env, busy_cores, before)
     if num_shards > 1:
@@ -88,7 +87,7 @@ def choose_placement(
     rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torsos.VECTORS else 1
     most = before["num_grad_workers"] if before else worth
-    most = min(most, jax.local_device_count(), max_grad_workers())
+    most = min(most, len(target.local_devices()), max_grad_workers())
     parts = _num_parts(settings, env.spec)
     workers = next((number for number in range(most, 0, -1) if parts % number == 0), 1)
     return placement._replace(num_grad_workers=workers)
@@ -209,11 +208,11 @@ def _with_protocol(settings: Settings, env: Env) -> Settings:
 def _num_shards(
     settings: Settings, supported: frozenset[str], env: Env, busy_cores: int, before: Mapping[str, Any] | None
 ) -> int:
-    options, num_devices, num_envs = settings.options, jax.local_device_count(), settings.options.num_envs
+    options, num_devices, num_envs = settings.options, len(target.local_devices()), settings.options.num_envs
     if before:
         return before["num_shards"]
     if options.devices == "auto":
-        if "shards" not in supported or not (env.on_device or jax.default_backend() == "cpu"):
+        if "shards" not in supported or not (env.on_device or target.platform() == "cpu"):
             return 1  # pools on several GPUs only on request
         parts, num_pools = _num_parts(settings, env.spec), max(options.host.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)

@@ -3,12 +3,11 @@
 import math
 from typing import NamedTuple
 
-import jax
-
 from jaxrl_fast import loop
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.types import Agent, Env, PyTree
+from jaxrl_fast.utils import target
 from jaxrl_fast.utils.memory import format_bytes, free_bytes, nbytes
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -40,7 +39,7 @@ def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> Me
     state = program.abstract(env, lambda env: loop.init(env, agent, key_of_seed(0)))
     parameters = nbytes(agent.policy_state(state.agent))
     of_replay = nbytes(state.agent) - parameters
-    copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
+    copies = 2 if target.platform() == "cpu" else 1
     of_envs = nbytes((state.actors, state.rollout))
     times = placement.num_padded_seeds * placement.num_grad_workers
     parameters, of_replay, of_envs = (times * part for part in (parameters, of_replay, of_envs))

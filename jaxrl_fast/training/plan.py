@@ -52,6 +52,7 @@ class Plan(NamedTuple):
     replay_note: str = ""  # where the replay's observations lie, if not on the device
     decided: tuple[str, ...] = ()  # options whose values follow from the environment and the free memory
     place: Path | None = None  # the folder as it was given, if it differs
+    gpu: str = ""  # the GPU for which a dry run compiles, if it is not of this machine
 
     @property
     def shares_env(self) -> bool:

@@ -17,7 +17,7 @@ from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory
 from jaxrl_fast.types import Agent, Env
-from jaxrl_fast.utils import files
+from jaxrl_fast.utils import files, target
 from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.memory import format_bytes, host_free_bytes
 from jaxrl_fast.utils.warnings import warn
@@ -151,7 +151,7 @@ class _Space:
         """Return the largest replay that fits into each storage. On a CPU, the device's memory is the host's."""
         needs, copies, others = self.needs, self.needs.copies, self.needs.copies * self.others
         in_memory = self.kept if self.packed else 2 * self.kept  # new blocks are copied while they are saved
-        shared = jax.local_devices()[0].platform == "cpu"
+        shared = target.platform() == "cpu"
         infinite = lambda free: math.inf if free is None else free
         rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
         on_host = rest / (others + in_memory) if shared else min(rest / others, infinite(host_free_bytes()) / in_memory)

@@ -10,7 +10,7 @@ from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import files, replay_dir
-from jaxrl_fast.training import console, summary
+from jaxrl_fast.training import console, gpu_report, summary
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import RunLogger
@@ -115,6 +115,8 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
 def dry_run(plan: Plan) -> None:
     """Compile the program of a run, and print the resources it would need. Nothing is trained or written."""
     with contextlib.closing(make_console(plan.settings.options.log_level)) as terminal:
+        if plan.gpu:
+            return gpu_report.print_report(plan, terminal)
         console.announce(plan, terminal)
         open_envs(plan, terminal)
         compile_program(RunProgress(plan), terminal, None)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils import target, warnings
 from jaxrl_fast.utils.memory import format_bytes
 from jaxrl_fast.utils.parsing import one_line
 
@@ -102,6 +102,8 @@ def device() -> str:
     """Return the name of the first device: "cpu", or platform and kind."""
     import jax
 
+    if other := target.machine():
+        return other.name
     first = jax.devices()[0]
     return "cpu" if first.platform == "cpu" else f"{first.platform} {first.device_kind}"
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_fast.utils import target
+
 if TYPE_CHECKING:
     from jaxrl_fast.types import PyTree
 
@@ -47,6 +49,8 @@ def free_bytes(num_devices: int = 1) -> int | None:
     """
     import jax
 
+    if other := target.machine():
+        return num_devices * other.memory
     devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
         return host_free_bytes()

@@ -14,6 +14,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.ppo import PPO
 from jaxrl_fast.rl import normalize
 from jaxrl_fast.types import Rollout, Transition
+from jaxrl_fast.utils import target
 
 update = jax.jit(normalize.update)
 update_reward = jax.jit(normalize.update_reward)
@@ -228,6 +229,21 @@ def test_rewards_are_scaled_by_std_of_discounted_sums(seed, cut):
     np.testing.assert_allclose(scale.stats.var, totals.var(), rtol=1e-4)
     expected = np.clip(reward / np.sqrt(totals.var() + 1e-8), -10, 10)
     np.testing.assert_allclose(normalize.apply_reward(scale, reward), expected, rtol=1e-4)
+
+
+def test_sums_of_rewards_are_the_same_on_an_accelerator():
+    """Sums continue after the first rollout, and end where an episode ends in its last step."""
+    reward, last, valid = episodes(5)
+    last = last.copy()
+    last[5, 0] = True
+    found = {}
+    for platform in ("cpu", "gpu"):
+        with target.tracing_for(platform):
+            scale = normalize.init_reward(3)
+            for rows in (slice(0, 6), slice(6, 12)):
+                scale = normalize.update_reward(scale, *(jnp.asarray(x[rows]) for x in (reward, last, valid)), 0.9)
+        found[platform] = scale
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), *found.values())
 
 
 def test_reward_statistics_equal_hand_calculation():

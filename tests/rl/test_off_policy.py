@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jaxrl_fast.rl import exploration, off_policy
 from jaxrl_fast.rl.off_policy import ReplayRatio
 from jaxrl_fast.types import Parallelism
+from jaxrl_fast.utils import target
 from tests.helpers.agents import RATIOS
 
 pytestmark = pytest.mark.unit
@@ -73,15 +74,22 @@ def test_max_grad_steps_is_reached(ratio, steps_per_update, most):
     assert off_policy.max_grad_steps(schedule) == most == due(schedule, largest, 0)[0]
 
 
-def test_gradient_steps_runs_number_due_with_unique_keys():
-    """At most 5 steps are made. The state is the number of steps so far, and metrics are summed."""
+@pytest.mark.parametrize(("platform", "usual", "loops"), [("cpu", 5, False), ("gpu", 5, True), ("gpu", 1, False)])
+def test_gradient_steps_runs_number_due_with_unique_keys(platform, usual, loops):
+    """At most 5 steps are made. The state is the number of steps so far, and metrics are summed.
+
+    An accelerator makes all 5 and discards those that are not due, unless few usually are.
+    """
 
     def step(i, state, keys):
         assert keys.shape == (2,)
         seen = jnp.zeros((5, 2), jnp.uint32).at[state].set(jax.random.key_data(keys)[:, 1])
         return state + 1, {"state": jnp.float32(i), "seen": seen}
 
-    run = jax.jit(lambda num: off_policy.gradient_steps(num, 5, step, jnp.int32(0), jax.random.key(0)))
+    run = jax.jit(lambda num: off_policy.gradient_steps(num, 5, step, jnp.int32(0), jax.random.key(0), usual))
+    with target.tracing_for(platform):
+        made = [eqn.primitive.name for eqn in run.trace(jnp.int32(0)).jaxpr.eqns]
+    assert ("scan" in made, "while" in made) == (loops, not loops)  # a loop of known length is a scan
     for num_steps in (0, 1, 3, 5):
         state, sums = jax.device_get(run(jnp.int32(num_steps)))
         assert state == num_steps and sums["state"] == sum(range(num_steps))

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 
 from jaxrl_fast.rl import returns
+from jaxrl_fast.utils import target
 
 pytestmark = pytest.mark.unit
 
 GAMMA = 0.9
 lambda_returns = jax.jit(returns.lambda_returns)
 gae = jax.jit(returns.gae)
+on_accelerator = jax.jit(lambda *arrays: returns.lambda_returns(*arrays))
 
 seeds = st.integers(0, 2**32 - 1)
 lambdas = st.floats(0, 1, width=32)
@@ -75,6 +77,8 @@ def test_lambda_returns_match_forward_view(seed, shape, lambda_):
     result = lambda_returns(*arrays, lambda_)
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    with target.tracing_for("gpu"):
+        np.testing.assert_allclose(on_accelerator(*arrays, lambda_), expected, rtol=1e-5, atol=1e-5)
 
 
 @given(seed=seeds, shape=shapes, lambda_=lambdas)
@@ -152,3 +156,14 @@ def test_value_rescaling_matches_64_bit_formula():
     inverse = np.sign(X) * (((root - 1) / 0.002) ** 2 - 1)
     np.testing.assert_allclose(jax.jit(returns.rescale)(jnp.float32(X)), forward, rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(jax.jit(returns.unrescale)(jnp.float32(X)), inverse, rtol=1e-5, atol=1e-10)
+
+
+@given(num_steps=st.integers(1, 9), reverse=st.booleans(), seed=seeds)
+def test_running_sums_are_those_of_a_loop(num_steps, reverse, seed):
+    draw = np.random.default_rng(seed)
+    factor, x, first = (draw.normal(size=shape).astype(np.float32) for shape in ((num_steps, 2), (num_steps, 2), (2,)))
+    wanted, sums = np.zeros_like(x), first
+    for t in reversed(range(num_steps)) if reverse else range(num_steps):
+        wanted[t] = sums = factor[t] * sums + x[t]
+    found = returns.running_sums(*map(jnp.asarray, (factor, x, first)), reverse)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -5,36 +5,19 @@ gymnax's own `step` resets within the last step, which hides the terminal observ
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs import spaces
-from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one
+from jaxrl_fast.envs.gymnax import starts
+from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, step_one
+from jaxrl_fast.envs.gymnax.starts import where
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.wrappers import players
 from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env, EpisodeScore, Key, PyTree, TimeStep, View
-
-
-class Episode(NamedTuple):
-    """The first states of N episodes."""
-
-    env: PyTree  # [N, ...] gymnax's own state
-    obs: PyTree  # [N, ...]
-    key_data: jax.Array  # [N, ...] for randomness in the steps that follow
-
-
-class ResetBuffer(NamedTuple):
-    """The start of each environment's next episode, computed in advance.
-
-    Keys are stored as raw data, because JAX's check for reused keys cannot follow a choice among keys.
-    """
-
-    episode: Episode  # [N]
-    used: jax.Array  # [N] bool: this start was used and must be replaced before the next reset
-    key_data: jax.Array  # [N, ...] for all later episodes
 
 
 class State(NamedTuple):
@@ -43,8 +26,8 @@ class State(NamedTuple):
     env: PyTree  # [N, ...] gymnax's own state
     key: Key  # [N] for the steps of this episode
     last: jax.Array  # [N] bool: the next step resets; [N, P], if players have separate ends: once all are True
-    num_steps: jax.Array  # uint32: steps so far; it may wrap, because no episode lasts 2^32 steps
-    resets: ResetBuffer
+    num_steps: jax.Array  # [N] uint32: steps so far; it may wrap, because no episode lasts 2^32 steps
+    resets: starts.ResetBuffer
 
 
 def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
@@ -75,11 +58,12 @@ def _unscaled(single: Single) -> tuple[str, ...]:
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     """Start N episodes."""
     num_envs = single.spec.num_envs
-    episode, key_data = draw(single, jax.random.split(key, num_envs))
+    episode, key_data = starts.draw(single, jax.random.split(key, num_envs))
     zeros = functools.partial(jnp.zeros, num_envs)
-    resets = ResetBuffer(jax.tree.map(jnp.copy, episode), ~zeros(bool), key_data)  # a copy, so that all can be donated
+    copied = jax.tree.map(jnp.copy, episode)  # so that all can be donated
+    resets = starts.ResetBuffer(copied, ~zeros(bool), key_data)
     last = jnp.zeros((num_envs, *single.ends), bool)
-    state = State(episode.env, _wrap(key, episode.key_data), last, jnp.uint32(0), resets)
+    state = State(episode.env, _wrap(key, episode.key_data), last, zeros(jnp.uint32), resets)
     mask = action_masks(single, episode.env)
     reward = jnp.zeros((num_envs, *single.players), jnp.float32)
     score = _score_of_players(jnp.copy(reward), last) if single.ends else None
@@ -97,13 +81,13 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         spaces.check_action(single.spec, action)
     ended = state.last  # of each player, or of the environment
     begins = ended.all(axis=-1) if single.ends else ended
-    resets = refill(single, jax.random.key_impl(state.key), state.resets, begins)
-    running = _where(begins, resets.episode.env, state.env)
+    start, resets = starts.take(single, jax.random.key_impl(state.key), state.resets, begins)
+    running = where(begins, start.env, state.env)
     env_state, timestep = jax.vmap(functools.partial(step_one, single))(step_keys(state), running, action)
     obs = spaces.readable(ended, timestep.obs) if single.ends else timestep.obs  # players who wait may see NaN
-    current = Episode(env_state, obs, jax.random.key_data(state.key))
-    episode = _where(begins, resets.episode, current)
-    reward = _where(ended, jnp.zeros_like(timestep.reward), timestep.reward)
+    current = starts.Episode(env_state, obs, jax.random.key_data(state.key))
+    episode = where(begins, start, current)
+    reward = where(ended, jnp.zeros_like(timestep.reward), timestep.reward)
     last = (timestep.last | ended) & ~begins[:, None] if single.ends else timestep.last & ~begins
     timestep = TimeStep(
         obs=episode.obs,
@@ -113,7 +97,6 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         score=_score_of_players(reward, last) if single.ends else None,
         action_mask=action_masks(single, episode.env),
     )
-    resets = resets._replace(used=resets.used | begins)
     key = _wrap(state.key, episode.key_data)
     return State(episode.env, key, timestep.last, state.num_steps + 1, resets), timestep
 
@@ -125,60 +108,7 @@ def _score_of_players(reward: jax.Array, last: jax.Array) -> EpisodeScore:
 
 def step_keys(state: State) -> Key:
     """Return the key for each environment's next `step_env`. [N]"""
-    return jax.vmap(jax.random.fold_in, (0, None))(state.key, state.num_steps)
-
-
-def draw(single: Single, key: Key) -> tuple[Episode, jax.Array]:
-    """Return the start of an episode for each key [N], and key data [N, ...] for later episodes."""
-    keys = jax.vmap(functools.partial(jax.random.split, num=3))(key)  # [N, 3]
-    env_state, obs = jax.vmap(functools.partial(reset_one, single))(keys[:, 0])
-    return Episode(env_state, obs, jax.random.key_data(keys[:, 1])), jax.random.key_data(keys[:, 2])
-
-
-def refill(single: Single, impl: Any, resets: ResetBuffer, needed: jax.Array) -> ResetBuffer:
-    """Return the buffer with an unused start for every environment that needs one [N].
-
-    Resetting N environments costs more than stepping them, and some episode starts at nearly every step. So all used
-    starts are replaced only once an environment needs another one. The time of replacement does not affect values,
-    because each environment's episodes follow from its own key. A batch of seeds can therefore share one condition;
-    under a plain `vmap`, each step would reset.
-    """
-    shared = jax.custom_batching.custom_vmap(functools.partial(_refill_if_needed, single, impl))
-    shared.def_vmap(functools.partial(_refill_seeds, single, impl))
-    return shared(resets, needed)
-
-
-def _refill_if_needed(single: Single, impl: Any, resets: ResetBuffer, needed: jax.Array) -> ResetBuffer:
-    replace_used = functools.partial(_replace_used, single, impl)
-    return jax.lax.cond((resets.used & needed).any(), replace_used, lambda same: same, resets)
-
-
-def _replace_used(single: Single, impl: Any, resets: ResetBuffer) -> ResetBuffer:
-    fresh = draw(single, jax.random.wrap_key_data(resets.key_data, impl=impl))
-    episode, key_data = _where(resets.used, fresh, (resets.episode, resets.key_data))
-    return ResetBuffer(episode, jnp.zeros_like(resets.used), key_data)
-
-
-def _refill_seeds(
-    single: Single, impl: Any, num_seeds: int, batched: Any, resets: ResetBuffer, needed: jax.Array
-) -> tuple[ResetBuffer, PyTree]:
-    """Apply `refill` to [S, N] as to [S * N]."""
-
-    def flat(x, is_batched):
-        x = x if is_batched else jnp.broadcast_to(x, (num_seeds, *x.shape))
-        return x.reshape(
-            x.shape[0] * x.shape[1], *x.shape[2:]
-        )  # with explicit sizes, because -1 fails for arrays without elements
-
-    filled = refill(single, impl, *jax.tree.map(flat, (resets, needed), tuple(batched)))
-    filled = jax.tree.map(lambda x: x.reshape(num_seeds, len(x) // num_seeds, *x.shape[1:]), filled)
-    return filled, jax.tree.map(lambda _: True, filled)
-
-
-def _where(mask: jax.Array, first: PyTree, second: PyTree) -> PyTree:
-    """Return rows of the first tree [N, ...] where `mask` [N] or [N, P] is True, else rows of the second."""
-    mask_of = lambda a: mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim))
-    return jax.tree.map(lambda a, b: jnp.where(mask_of(a), a, b), first, second)
+    return jax.vmap(jax.random.fold_in)(state.key, state.num_steps)
 
 
 def _wrap(like: Key, key_data: jax.Array) -> Key:

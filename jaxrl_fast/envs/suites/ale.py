@@ -23,9 +23,8 @@ from jaxrl_fast.envs.host.env import Bridge, callback_bridge, make_env
 from jaxrl_fast.envs.host.pool import LazyPool, PoolSpec, Row, num_envs_per_pool
 from jaxrl_fast.envs.wrappers import image
 from jaxrl_fast.types import Discrete, Env, EnvSpec, PyTree
-from jaxrl_fast.utils import importing
+from jaxrl_fast.utils import devices, importing, target
 from jaxrl_fast.utils.arguments import coerce, refuse_option
-from jaxrl_fast.utils.devices import num_cores
 
 PROTOCOLS: dict[str, dict[str, Any]] = {  # the published rules, as ale-py's options; the papers are in envpool.tasks
     "dqn2015": dict(life_loss_info=True, repeat_action_probability=0.0, use_fire_reset=True, noop_max=30),
@@ -68,7 +67,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: Host
     stack = given.pop("frame_stack", OPTIONS["frame_stack"][0])
     config = PROTOCOLS[protocol] | given
     num = num_envs_per_pool(num_envs, host_config)
-    config["num_threads"] = max((given.get("num_threads") or min(num_cores(), num)) // host_config.shard.num, 1)
+    config["num_threads"] = max((given.get("num_threads") or min(devices.num_cores(), num)) // host_config.shard.num, 1)
     make_vector = functools.partial(AtariVectorEnv, _roms()[name], stack_num=1, reward_clipping=False, **config)
     one = make_vector(1)
     pool = PoolSpec(
@@ -150,14 +149,14 @@ def _row(obs: Any, reward: Any, terminated: Any, truncated: Any, info: Mapping[s
 @functools.cache
 def _register() -> bool:
     """Register ale-py's XLA calls once in a process, and return True."""
-    for name, target in (("reset", ale_py._ale_py.VectorXLAReset), ("step", ale_py._ale_py.VectorXLAStep)):
-        jax.ffi.register_ffi_target(f"atari_vector_xla_{name}", target(), platform="cpu")
+    for name, call in (("reset", ale_py._ale_py.VectorXLAReset), ("step", ale_py._ale_py.VectorXLAStep)):
+        jax.ffi.register_ffi_target(f"atari_vector_xla_{name}", call(), platform="cpu")
     return True
 
 
 def _choose_bridge(env_id: str, name: str) -> Any:
     """Return the function that makes the bridge called "auto", "ffi" or "callback"."""
-    works = jax.default_backend() == "cpu" and sys.platform != "win32" and importing.module_exists("chex")
+    works = target.platform() == "cpu" and sys.platform != "win32" and importing.module_exists("chex")
     if name == "ffi" and not works:
         raise ValueError(f"host.bridge: ale-py's XLA calls of {env_id} need a CPU and chex, got ffi; use callback")
     return _ffi_bridge if works and name != "callback" else callback_bridge

@@ -1,6 +1,6 @@
 """Write a policy as a function of arrays: from one observation, perhaps random numbers and a memory, to one action.
 
-A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced by `kernels.portable`.
+A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced for any device.
 """
 
 import itertools
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast import kernels
 from jaxrl_fast.evaluation.inputs import arrays_of, seen, takes_mask
 from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree, SampleNoise
+from jaxrl_fast.utils import target
 from jaxrl_fast.utils.random import key_of_seed
 
 OBSERVED, MASK = "an observation as the environment returns it", "which actions are allowed; if none is, all are"
@@ -96,7 +96,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))
-    with kernels.portable():
+    with target.tracing_for("any"):
         action, _ = jax.eval_shape(act, given, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
     return PolicyFunction(act, draw, given, noise, action, memory)
 

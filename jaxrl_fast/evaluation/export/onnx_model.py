@@ -14,10 +14,10 @@ from jax import ShapeDtypeStruct, export
 from jax.extend import core
 from onnx import helper
 
-from jaxrl_fast import kernels
 from jaxrl_fast.evaluation.export.function import PolicyFunction, named, remembered, takes_numbers
 from jaxrl_fast.evaluation.export.onnx_graph import BATCH, Graph, Value, type_of
 from jaxrl_fast.evaluation.export.onnx_ops import OPS
+from jaxrl_fast.utils import target
 
 OPSET = 18  # of onnxruntime 1.14 and newer
 IR_VERSION = 8
@@ -40,7 +40,7 @@ def serialize(function: PolicyFunction) -> bytes:
     wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
     memory, noise = tuple(one.initial for one in function.memory), tuple(one.spec for one in function.noise)
     act = lambda given, memory, noise: function.act(given, noise, memory)
-    with kernels.portable():
+    with target.tracing_for("any"):
         closed = jax.make_jaxpr(jax.vmap(act))(*jax.tree.map(wide, (function.given, memory, noise)))
     names = [*named(function.given), *(one.name for one in function.memory), *(one.name for one in function.noise)]
     graph = Graph(names[0])

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct, export
 
-from jaxrl_fast import kernels
 from jaxrl_fast.evaluation.export.function import PolicyFunction
 from jaxrl_fast.types import PolicyInput
+from jaxrl_fast.utils import target
 from jaxrl_fast.utils.random import key_of_seed
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -45,7 +45,7 @@ def serialize(function: PolicyFunction) -> bytes:
     (obs, mask), memory = jax.tree.map(wide, (function.given, tuple(one.initial for one in function.memory)))
     data = jax.random.key_data(key_of_seed(0))
     key = [ShapeDtypeStruct(data.shape, data.dtype)] * bool(function.noise)
-    with kernels.portable(), jax.default_matmul_precision("highest"):
+    with target.tracing_for("any"), jax.default_matmul_precision("highest"):
         exported = export.export(jax.jit(policy), platforms=PLATFORMS)(obs, *jax.tree.leaves(mask), *memory, *key)
     try:
         return bytes(exported.serialize())

@@ -1,0 +1,36 @@
+"""--dry-run --for: what mistakes print, and what the command reports where the compiler of CUDA is installed."""
+
+from importlib import metadata
+
+import pytest
+
+from jaxrl_fast import train
+from jaxrl_fast.gpu_check import targets
+
+ARGV = ["--config", "ppo_cartpole", "--dry-run", "--for"]
+
+
+def test_gpus_are_those_of_the_documentation():
+    assert [*targets.GPUS] == ["t4", "a100", "rtx4090", "h100", "h200"]
+    assert all(gpu.memory > 2**33 for gpu in targets.GPUS.values())
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([*ARGV, "h20"], "error: for: must be the name of a GPU, got h20; did you mean h200?"),
+        ([*ARGV, "zx"], "error: for: must be the name of a GPU, got zx; use t4, a100, rtx4090, h100, h200"),
+        (["ppo", "--for", "t4"], "error: for: compiles without training, got t4; add --dry-run"),
+        (
+            [*ARGV[:-1], "--for=t4"],
+            'error: for: requires the package jax-cuda12-plugin, got t4; pip install "jaxrl_fast[gpu-check]"',
+        ),
+    ],
+)
+def test_mistake_is_one_line(argv, message, capsys, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert train.main(argv) == 2
+    assert capsys.readouterr().err.splitlines() == [message]
