@@ -113,6 +113,12 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
     return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), None
 
 
+def cut(now: EvalState) -> EvalState:
+    """Record the episodes that have reached their limit, with their returns there."""
+    over, length = now.actors.length >= now.max_length, jnp.full_like(now.actors.length, now.max_length)
+    return now._replace(episodes=record_ended(now.episodes, over, now.truncated_score, length))
+
+
 def _in_game(num_players: int, rows: Array) -> Array:
     """Return whether any player of the same environment has True, for rows [N] of players."""
     return jnp.tile(rows.reshape(num_players, -1).any(axis=0), num_players)
@@ -177,6 +183,7 @@ class Evaluator:
             self.run = jax.jit(lambda most, _, seed, index: start(env, agent, each, keys_of(seed, index)[0], most))
             advance = lambda learner, seed, index, now: block(env, agent, learner, keys_of(seed, index)[1], now)
             self.block: Any = jax.jit(advance)
+            self.cut = jax.jit(cut)
         self.on_device, self.players = env.on_device, env.spec.players
         self.num_games, self.each = env.spec.num_games, each  # episodes of each environment
         self.report: Callable[[int | None, int, float], None] = lambda num_ended, num_episodes, seconds: None
@@ -225,6 +232,7 @@ class Evaluator:
                 num_ended = int(np.minimum(found.episodes.finished, self.each).sum())
                 self.report(num_ended, num_episodes, time.perf_counter() - began)
                 if limits and self._suffices(found, limits):
+                    found = self.cut(found)
                     break
                 found = interruptible(self.block, *arguments[1:], found)
             episodes = interruptible(jax.device_get, found if self.on_device else found.episodes)
@@ -247,9 +255,10 @@ class Evaluator:
         return np.array([limits.max_length, most], np.int32)
 
     def _suffices(self, now: EvalState, limits: Limits) -> bool:
-        """Return whether enough episodes have ended, and the steps of the limits were made."""
-        num_episodes, num_steps = int(now.episodes.finished.min()), int(now.num_blocks) * BLOCK
-        return num_episodes * self.num_games >= limits.min_episodes and num_steps * self.num_games >= limits.num_steps
+        """Return whether the steps were made, and each environment has its episodes or is in one that is cut."""
+        num_steps = int(now.num_blocks) * BLOCK * self.num_games
+        has_enough = now.episodes.finished * self.num_games >= limits.min_episodes
+        return num_steps >= limits.num_steps and bool((has_enough | (now.actors.length >= now.max_length)).all())
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
         """Compile the functions of an evaluation."""

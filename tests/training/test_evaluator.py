@@ -270,6 +270,21 @@ def test_limited_episode_counts_with_its_return_at_its_limit():
     assert (total["eval_episodes"], total["eval_return_mean"]) == (100, expected.mean())
 
 
+def test_limited_evaluation_ends_once_the_rest_of_the_environments_is_cut():
+    """Both environments would have 10 episodes; the second one has no end, and is cut after 100 of 128 steps."""
+    env, reports = toy_env(2)._replace(host=HostEnv()), []
+
+    def reset(key):
+        (time, *others), timestep = env.reset(key)
+        return (time + jnp.array([0, 5]), *others), timestep  # beyond its end
+
+    evaluator = playing.Evaluator(env._replace(reset=reset), toy_agent(2), [0], 20)
+    evaluator.report = lambda *numbers: reports.append(numbers)
+    _, total = evaluator(jnp.int32(1), 0, limits=Limits(0, 100, 20))
+    assert [num_ended for num_ended, *_ in reports] == [0, 10, 10]
+    assert (total["eval_episodes"], total["eval_return_min"], total["eval_return_max"]) == (2, 1, 100)
+
+
 def test_evaluation_of_host_environments_reports_its_progress():
     env = toy_env(3)._replace(host=HostEnv())
     evaluator, told = playing.Evaluator(env, toy_agent(3), [0], 99), []
