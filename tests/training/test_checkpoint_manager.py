@@ -29,7 +29,8 @@ def restore(tmp_path, monkeypatch):
         options = SimpleNamespace(save_every="0", keep_checkpoints=1)
         plan = SimpleNamespace(
             settings=SimpleNamespace(options=options), folder=tmp_path, env=SimpleNamespace(on_device=True, host=None),
-            eval_env=SimpleNamespace(host=None), agent=SimpleNamespace(learning=SimpleNamespace(resources=())),
+            eval_env=SimpleNamespace(host=None), shares_env=False,
+            agent=SimpleNamespace(learning=SimpleNamespace(resources=())),
         )  # fmt: skip
         again = MetricsTracker(saved.labels, 1, 40, 10, threshold)
         manager, (results, arrays) = CheckpointManager(plan, again), saved.state_dict()

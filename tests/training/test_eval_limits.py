@@ -110,7 +110,7 @@ def test_simulator_of_which_only_one_can_exist_is_trained(evaluates, tmp_path, c
 def test_error_of_second_environment_names_remedy(options, remedy, tmp_path):
     with pytest.raises(ConnectionError) as raised:
         jaxrl_fast.fit(env=Single, run_dir=str(tmp_path / "run"), **RUN | options)
-    assert remedy in raised.value.__notes__[0]
+    assert remedy in f"{errors.blamed(raised.value)}{errors.remedy_of(raised.value)}"
 
 
 def test_period_of_evaluations_without_episodes_is_refused():
