@@ -75,6 +75,28 @@ def test_simulator_is_tried_before_the_run_is_read(known, monkeypatch, tmp_path)
             video.open_run(tmp_path, video.Options())
 
 
+def test_episode_after_one_that_was_cut_begins_with_another_seed(monkeypatch):
+    """The first of three episodes ends after 2 steps, the second is cut after 3, and the third has another seed."""
+    seeds, moment = [], lambda length, over: SimpleNamespace(obs=length, score=10.0 * length, length=length, over=over)
+
+    def stream(env, agent, learner, seed):
+        seeds.append(seed)
+        endless = [moment(length, False) for length in range(9)]
+        return iter([moment(0, False), moment(1, False), moment(2, True), *endless] if len(seeds) == 1 else endless)
+
+    monkeypatch.setattr("jaxrl_fast.training.evaluator.stream_episodes", stream)
+    renderer = SimpleNamespace(draw=lambda obs: np.full((8, 300, 3), obs, np.uint8))
+    saved = SimpleNamespace(learners=(), env=SimpleNamespace(spec=SimpleNamespace(id="a/b")), agent=None)
+    saved.settings = SimpleNamespace(algo_name="PPO")
+    last, options = [], video.Options(episodes=3, max_steps=3, play_seed=40)
+    shown = list(video.frames(saved, renderer, options, 10, last))
+    assert [int(frame.image[0, 0, 0]) for frame in shown] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3]
+    assert [frame.seconds > 0.1 for frame in shown] == [False] * 2 + [True] + [False] * 3 + [True] + [False] * 3 + [
+        True
+    ]
+    assert [one.score for one in last] == [20, 30, 30] and seeds[:2] == [40, 42] and len(set(seeds)) == len(seeds)
+
+
 LABELS = [{"seed": seed, "gamma": gamma} for gamma in (0.9, 0.99) for seed in (0, 1)]
 
 

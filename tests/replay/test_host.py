@@ -149,7 +149,7 @@ def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [[0], [0, 47], [0, 1, 2], [0, 40, 2, 3], [40, 0, 41, 1]])
+@pytest.mark.parametrize("rows", [[0], [0, 47], [0, 1, 2], [0, 40, 2, 3], [40, 0, 41, 1, 42]])
 def test_rows_of_full_and_of_newest_group_are_read_in_any_order(rows, kind, tmp_path, monkeypatch):
     """Of 40 rows, the last 8 are in the newest group, which is raw; places from 40 on hold nothing yet, and row 47 too.
 
