@@ -202,6 +202,27 @@ def test_frames_read_ahead_are_those_at_their_places(at_once, tmp_path, monkeypa
     resource.close()
 
 
+def test_batches_of_uniform_replay_read_ahead_are_those_sampled(tmp_path):
+    """The action of a row is its number, which also fills its frame; the next observation is one row later."""
+    spec = EnvSpec("test", ShapeDtypeStruct((2,), jnp.uint8), Discrete(9), 1)
+    config = replay.stored(ring.ReplayConfig(8, 1), spec, Parallelism(), "host")
+    buffer, number = replay.uniform(config, spec), jnp.arange(8)[:, None]
+    buffer.resources[0].open(tmp_path)
+    ones = jnp.ones((8, 1))
+    steps = Transition(jnp.stack([number, number], -1).astype(jnp.uint8), number, ones, ones, ones < 0, ones > 0, ())
+
+    @jax.jit
+    def sample():
+        state, keys = buffer.add(buffer.init(), steps), jax.random.split(jax.random.key(0), 2)
+        of_batch = buffer.read_ahead(state, replay.Draws(jax.random.clone(keys), jnp.int32(2)), 4)
+        return [buffer.sample(of_batch(jnp.int32(i)), keys[i], 4, 0.9)[0] for i in range(2)]
+
+    for batch in jax.device_get(sample()):
+        np.testing.assert_array_equal(batch.obs, np.stack([batch.action] * 2, -1))
+        np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
+    buffer.resources[0].close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_report_counts_bytes_of_blocks_that_are_kept(kind, tmp_path):
     """Five groups of 16 rows of 2 environments, of which the last three are kept; the first two compress worse."""
