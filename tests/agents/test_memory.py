@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import loop
-from jaxrl_fast.agents import ppo, pqn
+from jaxrl_fast.agents import dqn, ppo, pqn
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Parallelism
@@ -189,3 +189,16 @@ def test_all_observations_of_ppo_rollout_are_normalized_by_same_statistics(memor
     stats = state.observations._replace(mean=jnp.asarray(mean), var=jnp.asarray(var))
     np.testing.assert_allclose(prepare(state._replace(observations=stats), rollout).rows.target, expected, atol=1e-5)
     assert np.abs(next_obs - rollout.next_obs).min() > 0.1
+
+
+def test_update_of_dqn_with_memory_keeps_shapes_of_its_state():
+    """The update is traced only; its numbers are those of a loop in tests/replay/test_sequences.py."""
+    env = probes.remember(2, length=5)
+    options = dict(rollout_length=4, replay=dict(size=64), batch_size=4, learning_starts=0, hidden_sizes=(4,))
+    options |= dict(memory=dict(kind="gru", size=2, sequence_length=8, burn_in=2), double=True)
+    agent = dqn.make(configure(dqn.Config, **options), env.spec, 10, Parallelism())
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    rollout = jax.eval_shape(lambda: probes.experience(env, agent, agent.init(jax.random.key(0))))
+    after, metrics = jax.eval_shape(agent.update, state, rollout, jax.random.key(1))
+    like = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert like(after) == like(state) and metrics["td_loss_sum"].shape == ()

@@ -45,6 +45,15 @@ class Own(Walk):
         self.x, self.t = state["x"], state["t"]
 
 
+class Strict(Walk):
+    """An environment that terminates after five steps, and cannot be stepped after that."""
+
+    def step(self, action):
+        assert self.t < 5
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.t == 5, False, {}
+
+
 class Forgetful(Own):
     """An environment whose get_state returns only a part of its state."""
 
@@ -113,6 +122,7 @@ class Large(Walk):
         (partial(gymnasium.make, "CartPole-v1"), "pickle", ""),
         (Own, "own", ""),
         (Omitting, "pickle", ""),
+        (Strict, "pickle", ""),
         (Counting, "own", ""),
         (Forgetful, "own", "a copy of it returned another step than it did, 1 steps later"),
         (Rebuilt, "pickle", "copying it failed with AttributeError: 'Rebuilt' object has no attribute 'x'"),

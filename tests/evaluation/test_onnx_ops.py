@@ -107,3 +107,29 @@ def test_model_of_operation_equals_jax(shape, function, any_ranks):
     expected = np.stack([act(PolicyInput(jnp.asarray(row)), (), ())[0] for row in rows])
     assert found.dtype == expected.dtype
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+UNSUPPORTED = {
+    "this kind of pooling": (
+        (7, 6, 2),
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2, 1), (1, 1, 1), "VALID", window_dilation=(2, 1, 1)),
+    ),
+    "a transposed convolution": (
+        (7, 6, 2),
+        lambda x: convolve(x, window_strides=(1, 1), padding=((1, 1), (1, 1)), lhs_dilation=(2, 2)),
+    ),
+    "padding between elements": ((4,), lambda x: lax.pad(x, jnp.float32(0), ((0, 0, 1),))),
+    "And of integers": ((4,), lambda x: x.astype(jnp.int32) & 3),
+    "a choice of several arrays": ((4,), lambda x: lax.select_n(x.astype(jnp.int32) % 3, x, 2 * x, 3 * x)),
+    "an operation of the policy": ((4,), lambda x: jnp.sort(x)),
+}
+
+
+@pytest.mark.parametrize("problem", UNSUPPORTED)
+def test_unsupported_operation_is_refused_in_one_line(problem, any_ranks):
+    shape, function = UNSUPPORTED[problem]
+    act = lambda given, noise, memory: (function(given.obs), ())
+    given = PolicyInput(ShapeDtypeStruct(shape, jnp.float32))
+    made = SimpleNamespace(act=act, given=given, noise=(), memory=(), action=jax.eval_shape(act, given, (), ())[0])
+    with pytest.raises(ValueError, match=rf"^to onnx: {problem} .*; use stablehlo$"):
+        onnx_model.serialize(made)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from jaxrl_fast.evaluation import episodes, saved_run, video
 from jaxrl_fast.evaluation.export import Options as ExportOptions
+from jaxrl_fast.evaluation.export import card
 from jaxrl_fast.evaluation.video import Frame
 
 pytestmark = pytest.mark.unit
@@ -75,6 +76,26 @@ def test_simulator_is_tried_before_the_run_is_read(known, monkeypatch, tmp_path)
             video.open_run(tmp_path, video.Options())
 
 
+def test_episode_after_one_that_was_cut_begins_with_another_seed(monkeypatch):
+    """The first of three episodes ends after 2 steps, the second is cut after 3, and the third has another seed."""
+    seeds, moment = [], lambda length, over: SimpleNamespace(obs=length, score=10.0 * length, length=length, over=over)
+
+    def stream(env, agent, learner, seed):
+        seeds.append(seed)
+        endless = [moment(length, False) for length in range(9)]
+        return iter([moment(0, False), moment(1, False), moment(2, True), *endless] if len(seeds) == 1 else endless)
+
+    monkeypatch.setattr("jaxrl_fast.training.evaluator.stream_episodes", stream)
+    renderer = SimpleNamespace(draw=lambda obs: np.full((8, 300, 3), obs, np.uint8))
+    saved = SimpleNamespace(learners=(), env=SimpleNamespace(spec=SimpleNamespace(id="a/b")), agent=None)
+    saved.settings = SimpleNamespace(algo_name="PPO")
+    last, options = [], video.Options(episodes=3, max_steps=3, play_seed=40)
+    shown = list(video.frames(saved, renderer, options, 10, last))
+    assert [int(frame.image[0, 0, 0]) for frame in shown] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3]
+    assert [i for i, frame in enumerate(shown) if frame.seconds > 0.1] == [2, 6, 10]
+    assert [one.score for one in last] == [20, 30, 30] and seeds[:2] == [40, 42] and len(set(seeds)) == len(seeds)
+
+
 LABELS = [{"seed": seed, "gamma": gamma} for gamma in (0.9, 0.99) for seed in (0, 1)]
 
 
@@ -97,3 +118,26 @@ def test_members_are_selected_by_value(member, indices, tmp_path):
 def test_invalid_member_is_refused_with_names_that_differ(labels, member, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         saved_run._member_indices(tmp_path, labels, member)
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [([7, 3], [2.0, 5.0]), ([3], [[1.0, 4.0], [2.0, 5.0]])])
+def test_selected_seed_has_its_own_learner(seeds, expected, tmp_path):
+    """The learners of several seeds have an axis of seeds; that of one seed has none."""
+    learners = {"w": np.float32([[1, 4], [2, 5]])}
+    saved = saved_run.SavedRun(tmp_path, None, None, None, learners, seeds, tmp_path, 0, [], {})
+    found = saved_run.select_seed(saved, 3)
+    assert found.seeds == [3] and found.learners["w"].tolist() == expected
+    with pytest.raises(ValueError, match=r"^seed: must be "):
+        saved_run.select_seed(saved, 4)
+
+
+def test_card_has_interval_of_mean_of_last_evaluation_in_training(monkeypatch, tmp_path):
+    """Nine episodes with mean 10 and deviation 3: the standard error is 1, and 1.96 of these are half the interval."""
+    row = dict(env_steps=40, eval_return_mean=10.0, eval_return_std=3.0, eval_episodes=9)
+    summary = {"evaluations": [row | {"eval_return_mean": 1.0, "env_steps": 20}, row], "num_seeds": 1}
+    monkeypatch.setattr(card.files, "summary_if_any", lambda folder: summary)
+    saved = saved_run.SavedRun(tmp_path, None, None, None, (), [0], tmp_path / "last", 40, [], {})
+    found = card.evaluation(saved, False)
+    assert (found["return_mean"], found["return_std"], found["episodes"]) == (10.0, 3.0, 9)
+    assert (found["return_low"], found["return_high"]) == pytest.approx((8.04, 11.96))
+    assert card.evaluation(saved, True) is None and card.evaluation(saved._replace(env_steps=30), False) is None

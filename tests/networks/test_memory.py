@@ -200,3 +200,11 @@ def test_dueling_after_memory_unrolls_as_single_steps(torso, spec, hidden):
 def test_make_rejects_unknown_memory():
     with pytest.raises(ValueError, match="memory: must be one of none, gru, lstm, lru, got 'rnn'"):
         memory.make("rnn", 4)
+
+
+def test_lru_input_is_scaled_to_variance_one_at_first():
+    """gamma is sqrt(1 - |lambda|^2) with |lambda| = exp(-exp(nu_log)) (section 3.4 of the paper)."""
+    made = memory.LRU(4)
+    params = jax.jit(made.init)(jax.random.key(0), made.initial_carry(4), jnp.zeros(4))["params"]
+    radius = np.exp(-np.exp(np.asarray(params["nu_log"], float)))
+    np.testing.assert_allclose(np.exp(params["gamma_log"]), np.sqrt(1 - radius**2), rtol=1e-4)

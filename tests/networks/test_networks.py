@@ -698,3 +698,9 @@ def test_network_concatenates_image_features_with_vector():
 def test_choose_kind_uses_convolutions_for_image_next_to_vector(shapes, dtype, kind):
     parts = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     assert torsos.choose_kind(parts) == kind
+
+
+def test_mlp_is_not_noisy_unless_asked():
+    from jaxrl_fast.networks.torsos.mlp import MLP
+
+    assert MLP.noisy is False

@@ -149,7 +149,7 @@ def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [[0], [0, 47], [0, 1, 2], [0, 40, 2, 3], [40, 0, 41, 1]])
+@pytest.mark.parametrize("rows", [[0], [0, 47], [0, 1, 2], [0, 40, 2, 3], [40, 0, 41, 1, 42]])
 def test_rows_of_full_and_of_newest_group_are_read_in_any_order(rows, kind, tmp_path, monkeypatch):
     """Of 40 rows, the last 8 are in the newest group, which is raw; places from 40 on hold nothing yet, and row 47 too.
 
@@ -200,6 +200,27 @@ def test_frames_read_ahead_are_those_at_their_places(at_once, tmp_path, monkeypa
             expected = np.broadcast_to(np.asarray(10 * row[i] + env[i])[:, None, None], (4, 2, 3))
             np.testing.assert_array_equal(found[j], expected)
     resource.close()
+
+
+def test_batches_of_uniform_replay_read_ahead_are_those_sampled(tmp_path):
+    """The action of a row is its number, which also fills its frame; the next observation is one row later."""
+    spec = EnvSpec("test", ShapeDtypeStruct((2,), jnp.uint8), Discrete(9), 1)
+    config = replay.stored(ring.ReplayConfig(8, 1), spec, Parallelism(), "host")
+    buffer, number = replay.uniform(config, spec), jnp.arange(8)[:, None]
+    buffer.resources[0].open(tmp_path)
+    ones = jnp.ones((8, 1))
+    steps = Transition(jnp.stack([number, number], -1).astype(jnp.uint8), number, ones, ones, ones < 0, ones > 0, ())
+
+    @jax.jit
+    def sample():
+        state, keys = buffer.add(buffer.init(), steps), jax.random.split(jax.random.key(0), 2)
+        of_batch = buffer.read_ahead(state, replay.Draws(jax.random.clone(keys), jnp.int32(2)), 4)
+        return [buffer.sample(of_batch(jnp.int32(i)), keys[i], 4, 0.9)[0] for i in range(2)]
+
+    for batch in jax.device_get(sample()):
+        np.testing.assert_array_equal(batch.obs, np.stack([batch.action] * 2, -1))
+        np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
+    buffer.resources[0].close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
