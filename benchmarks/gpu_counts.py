@@ -45,7 +45,9 @@ def count(line, gpu):
 
     jax.clear_caches()
     try:
-        plan = gpu_report.make_plan(load.from_command_line([*shlex.split(line), "--total-steps", "20M", "--dry-run"]), gpu)
+        plan = gpu_report.make_plan(
+            load.from_command_line([*shlex.split(line), "--total-steps", "20M", "--dry-run"]), gpu
+        )
     except ValueError as error:
         if str(error).startswith("for: "):
             return None

@@ -11,6 +11,7 @@ import jaxrl_fast
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.training import console, eval_limits
 from jaxrl_fast.training.eval_limits import Limits
+from jaxrl_fast.utils import errors
 
 RUN = dict(algo="ppo", rollout_length=8, hidden_sizes=(8,), loggers=(), host={"workers": 0}, total_steps=64)
 
