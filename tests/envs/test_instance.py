@@ -32,14 +32,14 @@ SAME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("given, fresh", DIFFERENT, ids=str)
+@pytest.mark.parametrize("given, fresh", DIFFERENT)
 def test_changed_attribute_is_refused_in_one_line(given, fresh):
     with pytest.raises(ValueError) as caught:
         check_same(walk(given), lambda: walk(fresh))
     assert "\n" not in str(caught.value) and " has extra " in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize("given, fresh", SAME, ids=str)
+@pytest.mark.parametrize("given, fresh", SAME)
 def test_equal_attributes_are_accepted(given, fresh):
     check_same(walk(given), lambda: walk(fresh))
 

@@ -40,7 +40,9 @@ def restore(tmp_path, monkeypatch):
         }
         monkeypatch.setattr(checkpoint, "unflatten", lambda like, saved: "state")
         program = SimpleNamespace(state_spec=None, shard_state=lambda whole: whole)
-        given = SimpleNamespace(manifest=manifest, arrays=dict(arrays), folder=tmp_path / "step-000000001000")
+        folder = tmp_path / "step-000000001000"
+        folder.mkdir(exist_ok=True)
+        given = SimpleNamespace(manifest=manifest, arrays=dict(arrays), folder=folder)
         assert manager.restore(given, program) == ("state", {"clock": 7})
         assert (manager.num_saved, manager.last, manager.resets_envs) == (3, given.folder, False)
         return again
