@@ -233,12 +233,8 @@ def _find(env_id: str) -> tuple[str, str]:
     other_versions = [ids[known] for known in ids if known.partition("-")[0].lower() == name.lower()]
     near = f"; did you mean {' or '.join(other_versions[:2])}?" if other_versions else _atari_hint(name)
     near = near or nearest(name, ids, ids.__getitem__)
-    hint = (
-        near
-        or "gymnasium" in backends
-        and _package_hint(name)
-        or "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for your own environment"
-    )
+    example = "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for your own environment"
+    hint = near or "gymnasium" in backends and _package_hint(name) or example
     if slash and not near and backend in SUITES:
         hint = f"; `python -m jaxrl_fast.envs {backend}/` lists those of {backend}"
     missing = "".join(
@@ -264,8 +260,8 @@ def _package_hint(name: str) -> str:
     """Return a hint for an id of gymnasium that a package registers when it is imported, or ""."""
     if not re.search(r"-v\d+$", name):
         return ""
-    package = name.partition("/")[0]
-    if "/" in name and importing.module_exists(package):
+    package, slash, _ = name.partition("/")
+    if slash and importing.module_exists(package):
         return f"; did you mean {package}:{name}?"
     return f"; use PACKAGE:{name}, with the package that registers it"
 

@@ -94,7 +94,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.evaluation import match
     from jaxrl_fast.runs import fingerprint
-    from jaxrl_fast.training import console, evaluator
+    from jaxrl_fast.training import evaluator, printers
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
     if options.against:
@@ -105,7 +105,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
     with cache, original_errors():
-        evaluation.report = console.EvaluationPrinter(warnings.print_stderr, PROGRESS_S)
+        evaluation.report = printers.EvaluationPrinter(warnings.print_stderr, PROGRESS_S)
         played = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
     score, length, ended = episode_file.in_order(played, options.episodes) if options.episodes_file else played
     if not saved.env.on_device:

@@ -7,8 +7,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.loggers.terminal import Console, make_console
+from jaxrl_fast.metrics import window
 from jaxrl_fast.runs import files
-from jaxrl_fast.training import console, eval_limits, schedule
+from jaxrl_fast.training import console, eval_limits, printers, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.schedule import Kind
@@ -85,7 +86,7 @@ class Trainer:
         self.options, self.logger = self.plan.settings.options, progress.logger
         self.tracker, self.checkpoints = progress.tracker, progress.checkpoints
         self.callbacks = CallbackRunner(callbacks)
-        progress.evaluator.report = console.EvaluationPrinter(terminal.print, self.options.console_every)
+        progress.evaluator.report = printers.EvaluationPrinter(terminal.print, self.options.console_every)
         self.exact_host_resume = self.options.host.exact_resume and not self.plan.env.on_device
         self.cadence = schedule.Cadence(
             progress.record_length,
@@ -96,7 +97,7 @@ class Trainer:
             saves_at_stop=not self.exact_host_resume,
         )
         self.dispatcher = dispatcher.Dispatcher(program, state, len(progress.seeds), progress.finished)
-        self.printer = console.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
+        self.printer = printers.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
         self.saved = progress.finished if self.plan.saved else None  # the update that was saved last, or tried to be
         self.num_restarts = 0  # saves after which the host environments have been restarted
         self.signal: int | None = None
@@ -265,7 +266,7 @@ class Trainer:
             self.plan.env.host.reseed(FIRST_EVAL_SEED + index)
         try:
             learner, interrupted = self.program.learner(self.dispatcher.state), lambda: self.signal is not None
-            diverged, limits = self.tracker.diverged_members, self.eval_limits()
+            diverged, limits = self.tracker.diverged_members, self._eval_limits()
             each_seed, total = self.progress.evaluator(learner, index, interrupted, diverged, limits)
         except EvaluationInterrupted:
             return undo()
@@ -277,14 +278,12 @@ class Trainer:
             self.save(total["eval_return_mean"])
         self.notify("on_evaluation", evaluation, self.finished)
 
-    def eval_limits(self) -> eval_limits.Limits | None:
+    def _eval_limits(self) -> eval_limits.Limits | None:
         """Return the limits of the next evaluation. Warn if no episode may end in it."""
-        from jaxrl_fast.training import evaluator
-
         if self.plan.env.on_device:
             return None
         steps, longest = self.env_steps - (self.tracker.evaluated_at or 0), self.tracker.longest_episode
-        limits = eval_limits.limits_of(self.options, steps, longest, evaluator.MAX_STEPS)
+        limits = eval_limits.limits_of(self.options, steps, longest, window.MAX_STEPS)
         if limits and not longest:
             self.warn_once(eval_limits.endless(limits))
         return limits

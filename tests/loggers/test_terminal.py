@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.loggers.terminal import NotebookConsole, PlainConsole, QuietConsole, RichConsole, make_console
-from jaxrl_fast.training import console
+from jaxrl_fast.training import printers
 from jaxrl_fast.utils import formatting, warnings
 from tests.helpers import RECORD
 
@@ -168,7 +168,7 @@ def test_progress_interval_grows_on_consoles_that_keep_lines(monkeypatch):
     plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(console_every=1.0)))
     shown = {}
     for terminal in (PlainConsole(), QuietConsole()):
-        throttle = console.ProgressPrinter(plan, terminal).throttle
+        throttle = printers.ProgressPrinter(plan, terminal).throttle
         times = [now[0] - throttle.start for now[0] in np.arange(now[0], now[0] + 1000, 0.125) if throttle.ready()]
         shown[terminal.lines_stay] = np.array(times)
     assert np.array_equal(shown[False], np.arange(1.0, 1000))

@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast.options.run import Options
-from jaxrl_fast.training import console, eval_limits
+from jaxrl_fast.training import eval_limits, printers
 from jaxrl_fast.training.eval_limits import Limits
 from jaxrl_fast.utils import errors
 
@@ -130,7 +130,7 @@ def test_shared_environment_has_other_episodes_than_training(tmp_path, monkeypat
 @pytest.mark.unit
 def test_long_evaluation_prints_its_progress():
     lines = []
-    printer = console.EvaluationPrinter(lines.append, 1.0)
+    printer = printers.EvaluationPrinter(lines.append, 1.0)
     for _ in range(2):  # evaluations
         for seconds in (0.0, 1.9, 2.1, 2.5, 3.2, 3.3, 40.0, 43.9, 44.1):
             printer(int(seconds), 128, seconds)

@@ -40,10 +40,7 @@ def row_of(layout: Layout, arrays: Arrays) -> Row:
 
 
 class LocalPool:
-    """n environments in one thread of this process, as `host_pool.HostPool`. They step while their row is received.
-
-    A compiled program calls the pool from threads that change.
-    """
+    """n environments in one thread, as `host_pool.HostPool`: a compiled program calls from threads that change."""
 
     def __init__(
         self,
