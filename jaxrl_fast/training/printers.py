@@ -1,4 +1,4 @@
-"""Print lines about a training or an evaluation that goes on."""
+"""Print the progress of a training and of an evaluation."""
 
 import sys
 from collections.abc import Callable
