@@ -37,7 +37,7 @@ COMPARED = ("kernels", "host_waits", "collectives")
 
 
 def count(line, gpu):
-    """Return the entry of a command line for a GPU, or None if its environments run on the host."""
+    """Return the entry of a command line for a GPU, or None if it cannot be compiled for one; then print the reason."""
     import jax
 
     from jaxrl_fast.parallel import program
@@ -49,9 +49,8 @@ def count(line, gpu):
             load.from_command_line([*shlex.split(line), "--total-steps", "20M", "--dry-run"]), gpu
         )
     except ValueError as error:
-        if str(error).startswith("for: "):
-            return None
-        raise
+        print(f"{line}: left out: {error}")
+        return None
     with targets.compiling_for(gpu, plan.placement.num_devices), targets.quiet():
         compiled = gpu_report.compiled(plan)
     found = gpu_report.counts(gpu_report.read(compiled.as_text()))
