@@ -1,5 +1,6 @@
 """Report what a run would need on a GPU that this machine does not have: `--dry-run --for h200`."""
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast.config.settings import Settings
@@ -25,13 +26,18 @@ def make_plan(settings: Settings, gpu: str) -> Plan:
 
     `targets.start` must have started JAX.
     """
-    asked = settings.options.devices
-    with targets.compiling_for(gpu, 1 if asked == "auto" else int(asked)):
+    with compiling(settings, gpu):
         found = plans.make_plan(settings)
     where = f"{found.env.spec.id} runs on the host" if found.env.host else "the replay lies on the host"
     if found.env.host or found.agent.learning.resources:
         raise ValueError(f"for: {where}, which no other machine can be compiled for, got {gpu}; leave it out")
     return found._replace(gpu=gpu)
+
+
+def compiling(settings: Settings, gpu: str) -> AbstractContextManager[None]:
+    """Return the context that compiles a run for as many GPUs as it asks for: one by default."""
+    asked = settings.options.devices
+    return targets.compiling_for(gpu, 1 if asked == "auto" else int(asked))
 
 
 def compiled(plan: Plan) -> "Compiled":
@@ -46,7 +52,7 @@ def print_report(plan: Plan, terminal: Console) -> None:
     from jaxrl_fast.parallel import program
 
     gpu = targets.GPUS[plan.gpu]
-    with targets.compiling_for(plan.gpu, plan.placement.num_devices):
+    with compiling(plan.settings, plan.gpu):
         console.announce(plan, terminal)
         terminal.print(f"compiling for {gpu.name} ...")
         with targets.quiet():
