@@ -1,6 +1,6 @@
 """Describe GPUs to XLA, which then compiles for them on a machine without a GPU.
 
-Numbers are those of NVIDIA's data sheets, and of `deviceQuery` for a T4, an A100, an RTX 4090, an H100 and an H200.
+Numbers are those of NVIDIA's data sheets.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from jaxrl_fast.utils import devices, target
 from jaxrl_fast.utils.parsing import nearest
 
+KIB, MB, GB = 2**10, 10**6, 10**9
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")  # of the extra gpu-check
 
 
@@ -31,38 +32,12 @@ class GPU(NamedTuple):
 
 
 GPUS = {
-    "t4": GPU("Tesla T4", (7, 5), 40, 64, 1024, 2**16, 4 * 2**20, 15_800_000_000, 320_000_000_000, 1.59),
-    "a100": GPU(
-        "NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 2048, 164 * 2**10, 40 * 2**20, 42_000_000_000, 1_555_000_000_000, 1.41
-    ),
-    "rtx4090": GPU(
-        "NVIDIA GeForce RTX 4090",
-        (8, 9),
-        128,
-        128,
-        1536,
-        100 * 2**10,
-        72 * 2**20,
-        25_000_000_000,
-        1_008_000_000_000,
-        2.52,
-    ),
-    "h100": GPU(
-        "NVIDIA H100 80GB HBM3",
-        (9, 0),
-        132,
-        128,
-        2048,
-        228 * 2**10,
-        50 * 2**20,
-        84_900_000_000,
-        3_352_000_000_000,
-        1.98,
-    ),
-    "h200": GPU(
-        "NVIDIA H200", (9, 0), 132, 128, 2048, 228 * 2**10, 50 * 2**20, 150_000_000_000, 4_800_000_000_000, 1.98
-    ),
-}
+    "t4": GPU("Tesla T4", (7, 5), 40, 64, 1024, 64 * KIB, 4096 * KIB, 15_800 * MB, 320 * GB, 1.59),
+    "a100": GPU("NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 2048, 164 * KIB, 40960 * KIB, 42 * GB, 1555 * GB, 1.41),
+    "rtx4090": GPU("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 1536, 100 * KIB, 73728 * KIB, 25 * GB, 1008 * GB, 2.52),
+    "h100": GPU("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 228 * KIB, 51200 * KIB, 84_900 * MB, 3352 * GB, 1.98),
+    "h200": GPU("NVIDIA H200", (9, 0), 132, 128, 2048, 228 * KIB, 51200 * KIB, 150 * GB, 4800 * GB, 1.98),
+}  # fmt: skip
 PROTO = """
 gpu_device_info {{
   threads_per_block_limit: 1024  threads_per_warp: 32  shared_memory_per_block: 49152
