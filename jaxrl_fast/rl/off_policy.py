@@ -208,13 +208,13 @@ def gradient_steps(
     step: Callable[[Array, PyTree, Key], tuple[PyTree, PyTree]],
     state: PyTree,
     key: Key,
-    usual_steps: float | Fraction,
+    usual_steps: float | Fraction | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(i, state, keys [2])` -> (state, metrics).
 
     Returns the state and the sums of the metrics. All keys are made at once, at the cost of a few. An accelerator makes
     `max_steps` and discards those that are not due, unless `usual_steps`, their mean number, are much fewer: a loop
-    whose length the host must read would make it wait in each pass.
+    whose length the host must read would make it wait in each pass. None: about `max_steps`.
     """
     keys = split_for_steps(key, max_steps)
     one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
@@ -228,7 +228,7 @@ def gradient_steps(
     num_steps = same_for_all_seeds(num_steps)
     with jax.named_scope("gradient_steps"):
         sums: tuple[PyTree, PyTree]
-        if target.platform() == "cpu" or usual_steps * MAX_WASTE < max_steps:
+        if target.platform() == "cpu" or usual_steps is not None and usual_steps * MAX_WASTE < max_steps:
             sums = jax.lax.fori_loop(0, num_steps, once, (state, zeros))
             return sums
         pack, start = flat.Numbers.of, (state, zeros)

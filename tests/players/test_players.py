@@ -149,7 +149,9 @@ def test_shared_policy_observes_one_hot_player_number():
 def test_check_counts_steps_of_episodes_not_of_players():
     found = env_check.check(Decoupled, env_check.Options(algo="none", steps=30))
     texts = {finding.text.split()[0]: finding.text for finding in found}
-    assert "16 in 120 steps of random actions: 0 terminated, 16 truncated" in texts["episodes"]  # 7 rows an episode
+    assert (
+        "16 in 4 environments of 30 steps each, by random actions: 0 terminated, 16 truncated" in texts["episodes"]
+    )  # 7 rows an episode
     assert "with 4 environments" in texts["speed"]
 
 

@@ -113,13 +113,16 @@ class ExportedPolicy:
         return f"ExportedPolicy({card['algo']} on {card['env_id']}, {card['policy']}, {str(self.folder)!r})"
 
     def _batch(self, obs: PyTree, mask: Any) -> tuple[PolicyInput, bool]:
-        """Return the raw input [B, ...] with the parts of the observation by name, and whether it was a single one."""
+        """Return the raw input [B, ...] with the parts of the observation by name, and whether it was a single one.
+
+        The policy does not read parts that are hidden from it, whatever they are.
+        """
         likes = {x["name"]: ShapeDtypeStruct(tuple(x["shape"][1:]), x["dtype"]) for x in self.card["inputs"]}
         like = {name: x for name, x in likes.items() if name.partition("_")[0] == "obs"}
         num_actions = likes["action_mask"].shape[0] if "action_mask" in likes else 0
         whole: Any = like["obs"] if list(like) == ["obs"] else like
         spec = EnvSpec(self.card["env_id"], whole, Discrete(num_actions), 1, has_action_mask=bool(num_actions))
-        given = obs if whole is not like else _named(obs)
+        given = obs if whole is not like else {name: x for name, x in _named(obs).items() if name in like}
         return inputs.as_batch(Env(None, None, spec), given, mask)  # type: ignore[arg-type]
 
     def _act(self, batch: PolicyInput, memory: list[Any], key: Key | None, explore: bool) -> list[Array]:
