@@ -21,10 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> plan.Plan:
     """Return the plan of the run that a command line asks for."""
     gpu, argv = load.gpu_of(argv)
-    if not gpu:
-        return plan.make_plan(load.from_command_line(argv))
-    targets.check(gpu)
     settings = load.from_command_line(argv)
+    if gpu is None:
+        return plan.make_plan(settings)
+    if not settings.options.dry_run:
+        raise ValueError(f"for: compiles without training, got {gpu}; add --dry-run")
+    if settings.auto_num_envs:
+        raise ValueError(f"num_envs: cannot be measured on a {gpu} that is not there, got auto; give a number")
+    targets.check(gpu)
     targets.start()
     from jaxrl_fast.training import gpu_report
 

@@ -44,23 +44,20 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
     return positional[0] if positional else "", written
 
 
-def gpu_of(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the GPU for which a dry run compiles, "" for this machine's devices, and the other words of a command."""
+def gpu_of(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the GPU for which a dry run compiles, None for this machine's devices, and the rest of a command line."""
     _, written = tokenize(argv)
     asked = [s for s in written if s.name == "for"]
     if not asked:
-        return "", [*argv]
-    name = " ".join(map(str, asked[-1].values))
-    if not any(s.name == "dry_run" for s in written):
-        raise ValueError(f"for: compiles without training, got {name}; add --dry-run")
+        return None, [*argv]
     rest: list[str] = []
     words = iter(argv)
     for word in words:
-        if word == "--for":
-            next(words, None)
-        elif not word.startswith("--for="):
+        if word == "--for" and asked[-1].values:
+            next(words)
+        elif word.partition("=")[0] != "--for":
             rest.append(word)
-    return name, rest
+    return " ".join(map(str, asked[-1].values)), rest
 
 
 def help_of(written: Sequence[Setting]) -> tuple[str | None, list[Setting]]:

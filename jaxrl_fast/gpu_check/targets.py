@@ -59,7 +59,7 @@ def check(name: str) -> None:
     """Raise ValueError for an unknown GPU, or without the packages that compile for it."""
     if name not in GPUS:
         hint = nearest(name, GPUS) or f"; use {', '.join(GPUS)}"
-        raise ValueError(f"for: must be the name of a GPU, got {name}{hint}")
+        raise ValueError(f"for: must be the name of a GPU, got {name or 'nothing'}{hint}")
     for package in PACKAGES:
         try:
             metadata.version(package)

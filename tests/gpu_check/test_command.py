@@ -20,6 +20,15 @@ def test_gpus_are_those_of_the_documentation():
     [
         ([*ARGV, "h20"], "error: for: must be the name of a GPU, got h20; did you mean h200?"),
         ([*ARGV, "zx"], "error: for: must be the name of a GPU, got zx; use t4, a100, rtx4090, h100, h200"),
+        (ARGV, "error: for: must be the name of a GPU, got nothing; use t4, a100, rtx4090, h100, h200"),
+        (
+            [*ARGV[:2], "--dry-run", "false", "--for", "t4"],
+            "error: for: compiles without training, got t4; add --dry-run",
+        ),
+        (
+            [*ARGV, "t4", "--num-envs", "auto"],
+            "error: num_envs: cannot be measured on a t4 that is not there, got auto; give a number",
+        ),
         (["ppo", "--for", "t4"], "error: for: compiles without training, got t4; add --dry-run"),
         (
             [*ARGV[:-1], "--for=t4"],
