@@ -17,7 +17,7 @@ def read(name: str) -> tuple[Begin, ...]:
     try:
         lines = Path(path_of(name)).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "not a text file"
         raise ValueError(f"episodes_file: cannot be read ({reason}), got {name}; give a text file") from error
     found = tuple(_begin(f"{name}:{i}", line) for i, line in enumerate(lines, 1) if line.strip())
     if not found:

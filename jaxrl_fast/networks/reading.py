@@ -18,7 +18,7 @@ def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
 
 
 def only_image(parts: list[ShapeDtypeStruct], observations: str = "auto") -> int | None:
-    """Return the index of the only part [H, W, C], or of the only image among several; None if there is no such one."""
+    """Return the index of the only part [H, W, C], or of the only image among several; None without either."""
     boards = [i for i, part in enumerate(parts) if len(part.shape) == 3]
     found = [i for i in boards if is_image(parts[i], observations)] or boards
     return found[0] if len(found) == 1 else None
