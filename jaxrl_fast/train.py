@@ -7,7 +7,10 @@ A run passes through `config` (read the options), `training.plan` (validate them
 from collections.abc import Sequence
 
 from jaxrl_fast.config import cli, load
+from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.gpu_check import targets
+from jaxrl_fast.parallel import distributed, team
+from jaxrl_fast.runs import fingerprint
 from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import blamed
@@ -20,8 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> plan.Plan:
     """Return the plan of the run that a command line asks for."""
+    processes, argv = load.processes_of(argv)
+    if processes is not None:
+        distributed.join(*processes, fingerprint.versions())
     gpu, argv = load.gpu_of(argv)
     settings = load.from_command_line(argv)
+    distributed.start(to_mapping(settings), settings.options.devices)
     if gpu is None:
         return plan.make_plan(settings)
     if not settings.options.dry_run:
@@ -39,6 +46,7 @@ def execute(ready: plan.Plan) -> int:
     """Train, print errors, and return the exit status."""
     from jaxrl_fast.training import gpu_report, startup  # imports jax
 
+    leads = team.current().leads
     try:
         if ready.settings.options.dry_run:
             startup.dry_run(ready)
@@ -47,9 +55,11 @@ def execute(ready: plan.Plan) -> int:
     except (MemoryError, gpu_report.DoesNotFit) as error:
         if blamed(error) is not None:
             raise
-        warnings.print_stderr(f"error: {error}")
+        team.current().fail(str(error))
+        if leads:
+            warnings.print_stderr(f"error: {error}")
         return 2 if isinstance(error, gpu_report.DoesNotFit) else 1
-    if outcome.failure:
+    if outcome.failure and leads:
         warnings.print_stderr(f"error: {outcome.failure}")
     if outcome.failed_outputs:
         warnings.print_stderr(f"error: {ready.shown(outcome.folder)}: {outcome.failed_outputs} could not be written")

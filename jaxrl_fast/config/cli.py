@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple, TypeVar
@@ -15,8 +16,10 @@ from jaxrl_fast.config import help
 from jaxrl_fast.config.parts import named, read_values
 from jaxrl_fast.config.sources import from_mapping, tokenize
 from jaxrl_fast.options.declare import options_of
+from jaxrl_fast.parallel import team
+from jaxrl_fast.parallel.line import Refused
 from jaxrl_fast.utils import devices
-from jaxrl_fast.utils.errors import EnvFault, blamed, remedy_of, user_traceback
+from jaxrl_fast.utils.errors import EnvFault, blamed, remedy_of, user_traceback, why
 
 Ready = TypeVar("Ready")
 DISK_FULL_ERRNOS = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # no room, or none for this user
@@ -55,8 +58,7 @@ def run_command(
         except ValueError as error:
             if "\n" in str(error) or blamed(error) is not None:  # not a message for users
                 raise
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+            return _refuse(str(error), 2, is_known=isinstance(error, Refused))
         return act(ready) or 0
     except OSError as error:
         is_known = error.errno in (*DISK_FULL_ERRNOS, *PERMISSION_ERRNOS) or bool(remedy_of(error))
@@ -64,13 +66,20 @@ def run_command(
             return _report(error)
         what = "written" if error.errno in DISK_FULL_ERRNOS else "opened"
         which = error.filename or "standard output or another file"
-        print(f"error: {which}: cannot be {what} ({error.strerror}){remedy_of(error)}", file=sys.stderr)
-        return 1
+        return _refuse(f"{which}: cannot be {what} ({error.strerror}){remedy_of(error)}", 1)
     except EnvFault as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _refuse(str(error), 1)
     except Exception as error:
         return _report(error)
+
+
+def _refuse(line: str, status: int, is_known: bool = False) -> int:
+    """Print an error and return the status. Of several processes, process 0 prints it, and all end."""
+    processes = team.current()
+    processes.fail(line, status)
+    if processes.leads and not is_known:
+        print(f"error: {line}", file=sys.stderr)
+    return status
 
 
 def _report(error: Exception) -> int:
@@ -79,6 +88,7 @@ def _report(error: Exception) -> int:
     if place is None:
         raise error
     print(f"error: {place}{remedy_of(error)}\n{user_traceback(error)}", end="", file=sys.stderr)
+    team.current().fail(place)
     return 1
 
 
@@ -107,6 +117,12 @@ def start(main: Callable[[], int]) -> None:
         status = asked.code
     except BrokenPipeError:
         status = 128 + BROKEN_PIPE
+    except Exception as error:
+        if team.current().count == 1:
+            raise
+        traceback.print_exc()
+        team.current().fail(why(error))
+        status = 1
     except KeyboardInterrupt:  # the command has removed its unfinished files
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
@@ -115,6 +131,10 @@ def start(main: Callable[[], int]) -> None:
     except OSError as error:  # a reader such as `head` left, or the disk is full
         status = 128 + BROKEN_PIPE if isinstance(error, BrokenPipeError) else status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if team.current().count > 1:  # JAX's own end waits for processes that may have failed
+        team.current().leave()
+        sys.stderr.flush()
+        os._exit(status or 0)
     sys.exit(status)
 
 

@@ -5,13 +5,17 @@ from types import ModuleType
 from typing import Any
 
 from jaxrl_fast import agents
+from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.help import print_run_help
 from jaxrl_fast.config.resume import resumed
 from jaxrl_fast.config.settings import Settings, directory_of, request, resolve
 from jaxrl_fast.config.sources import Setting, from_mapping, tokenize
 from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import POSITIVE, Option, Seconds
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.importing import describe
+
+DISTRIBUTED = "distributed"  # an option of the command, which a run does not keep
 
 
 def from_command_line(argv: Sequence[str]) -> Settings:
@@ -42,6 +46,29 @@ def split(argv: Sequence[str]) -> tuple[str, list[Setting]]:
     if len(positional) > 1:
         raise ValueError(f"only the algorithm is positional, got {positional[1]!r} too; use --env {positional[1]!r}")
     return positional[0] if positional else "", written
+
+
+def processes_of(argv: Sequence[str]) -> tuple[tuple[str, float] | None, list[str]]:
+    """Return where the processes of a run meet and its timeout, None for one process, and the rest of a command line.
+
+    Raises ValueError for a timeout that is not one, or without distributed.
+    """
+    found, rest, words = {}, [], list(argv)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name not in (f"--{DISTRIBUTED}", f"--{DISTRIBUTED}.timeout"):
+            rest.append(name + equals + value)
+        else:
+            follows = not equals and words and not words[0].startswith("-")
+            found[name] = words.pop(0) if follows else value
+    given = found.get(f"--{DISTRIBUTED}.timeout")
+    option = Option(f"{DISTRIBUTED}.timeout", Seconds, 600.0, bounds=POSITIVE)
+    timeout = 600.0 if given is None else convert(option, Setting(option.name, [given], option.name))
+    if f"--{DISTRIBUTED}" in found:
+        return (found[f"--{DISTRIBUTED}"], float(timeout)), rest
+    if given is not None:
+        raise ValueError(f"{option.name}: is about several processes, got {given}; add --{DISTRIBUTED}")
+    return None, rest
 
 
 def gpu_of(argv: Sequence[str]) -> tuple[str | None, list[str]]:

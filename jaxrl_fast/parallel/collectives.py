@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_fast.kernels import build
 from jaxrl_fast.kernels.allreduce import sum_over_cores
+from jaxrl_fast.parallel import team
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, PyTree
 
 
@@ -75,11 +76,15 @@ def scatter_rows(part: Array, num_grad_workers: int) -> Array:
 
 
 def call_shard(axis_name: str, functions: Sequence[Callable[..., PyTree]], *args: PyTree) -> PyTree:
-    """Return the result of this shard's function. Under vmap, call each with its part of the batch."""
+    """Return the result of this shard's function. Under vmap, call each with its part of the batch.
+
+    With several processes, a program has only the functions of its process's shards: others call other arrays.
+    """
+    here = team.current().share(len(functions))
 
     @jax.custom_batching.custom_vmap
     def call(index: Array, *args: PyTree) -> PyTree:
-        return jax.lax.switch(index, functions, *args)
+        return jax.lax.switch(index - here.start, [functions[i] for i in here], *args)
 
     @call.def_vmap
     def call_each(size: int, batched: list[Any], index: Array, *args: PyTree) -> tuple[PyTree, PyTree]:

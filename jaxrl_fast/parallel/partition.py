@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_fast.parallel import arrays, team
 from jaxrl_fast.parallel.placement import SEEDS, SHARDS, Placement
 from jaxrl_fast.types import Array, PyTree
 from jaxrl_fast.utils import target
@@ -28,9 +29,10 @@ class PartitionedFns(NamedTuple):
     init: Function
     advance: Function
     restart: Function
-    seeds: NamedSharding  # metrics too
+    seeds: NamedSharding
     state: NamedSharding
     limit: NamedSharding
+    metrics: NamedSharding  # with several processes, every device has all
 
 
 def partition(init: Function, advance: Function, restart: Function, placement: Placement) -> PartitionedFns:
@@ -58,12 +60,17 @@ def partition(init: Function, advance: Function, restart: Function, placement: P
         advance = _shard_map(advance, mesh, (state, seeds, one), (state, seeds))
         restart = _shard_map(restart, mesh, (state, seeds), state)
     on = partial(NamedSharding, mesh)
-    return PartitionedFns(init, advance, restart, on(seeds), on(state), on(one))
+    metrics = on(seeds if team.current().count == 1 else one)
+    return PartitionedFns(init, advance, restart, on(seeds), on(state), on(one), metrics)
 
 
 def learners(placement: Placement) -> Callable[[PyTree], PyTree]:
     """Return a function that removes padding and the shard axis. Parameters are the same bits in each shard."""
     num_seeds, num_shards = placement.num_seeds, placement.num_shards
+    if num_seeds > 1 and team.current().count > 1:
+        mesh = _mesh({SEEDS: placement.num_groups} | placement.grad_axes)
+        first_shard = lambda x: x[:, 0] if num_shards > 1 else x
+        return lambda learner: jax.tree.map(first_shard, arrays.whole(learner, mesh))
     if num_seeds == 1:
         first = lambda x: x.addressable_shards[0].data
         return partial(jax.tree.map, (lambda x: first(x)[0]) if num_shards > 1 else first)
@@ -77,7 +84,7 @@ def learners(placement: Placement) -> Callable[[PyTree], PyTree]:
 
 
 def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
-    chosen = target.local_devices()[: math.prod(axes.values())]
+    chosen = target.devices()[: math.prod(axes.values())]
     return jax.make_mesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes), devices=chosen)
 
 

@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from jaxrl_fast.kernels import build
+from jaxrl_fast.parallel import team
 from jaxrl_fast.types import SHARED_MEMORY_AXIS
 from jaxrl_fast.utils import devices, target
 
@@ -11,8 +12,11 @@ CORE_SHARE = {"processes": 1}  # processes of jaxrl_fast that use these cores at
 
 
 def max_grad_workers() -> int:
-    """Return the cores per process for gradient workers, at least 1; 1 if the C all-reduce is unavailable."""
-    number = devices.num_cores() // CORE_SHARE["processes"]
+    """Return the cores per process for gradient workers, at least 1; 1 if the C all-reduce is unavailable.
+
+    Processes of one run do not share memory, so they have none.
+    """
+    number = devices.num_cores() // CORE_SHARE["processes"] if team.current().count == 1 else 1
     return number if number > 1 and build.is_available("allreduce") else 1
 
 
@@ -43,7 +47,7 @@ class Placement(NamedTuple):
     @property
     def sharded(self) -> bool:
         """Return whether each shard of a seed has a separate device."""
-        return 1 < self.num_shards <= len(target.local_devices()) and (self.sequential_seeds or self.num_seeds == 1)
+        return 1 < self.num_shards <= len(target.devices()) and (self.sequential_seeds or self.num_seeds == 1)
 
     @property
     def grad_axes(self) -> dict[str, int]:
@@ -55,7 +59,7 @@ class Placement(NamedTuple):
     @property
     def seeds_per_device(self) -> int:
         """Return the number of seeds on each device, together or one after another: the fewest possible."""
-        at_once = len(target.local_devices()) // (self.num_shards if self.sharded else 1)
+        at_once = len(target.devices()) // (self.num_shards if self.sharded else 1)
         return -(-self.num_seeds // at_once)
 
     @property
@@ -78,3 +82,18 @@ class Placement(NamedTuple):
 
 
 SINGLE_DEVICE = Placement()  # one seed on one device
+
+
+def check_processes(placement: Placement) -> None:
+    """Raise ValueError unless all devices of all processes of a run hold equally much of it."""
+    processes, total = team.current().count, len(target.devices())
+    if processes == 1:
+        return
+    of_all = f"the {total} devices of {processes} processes"
+    if placement.num_seeds == 1:
+        if placement.num_shards != total:
+            problem = f"must be {total}, {of_all}"
+            raise ValueError(f"devices: {problem}, got {placement.num_shards}; start another number of processes")
+    elif placement.num_padded_seeds != placement.num_seeds or placement.num_devices != total:
+        each = total // (placement.num_shards if placement.sharded else 1)
+        raise ValueError(f"num_seeds: must be a multiple of {each} for {of_all}, got {placement.num_seeds}; use {each}")

@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxrl_fast import async_rollout, loop
 from jaxrl_fast.kernels import rows as packing
-from jaxrl_fast.parallel import partition
+from jaxrl_fast.parallel import arrays, partition
 from jaxrl_fast.parallel.partition import PartitionedFns, Values
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.parallel.population import Varied
@@ -79,7 +79,7 @@ def build(
     values, make = varied or ({}, lambda _: agent)
     fill = lambda x: x[np.minimum(np.arange(num_padded_seeds), num_seeds - 1)] if num_padded_seeds > num_seeds else x
     spread, seeds = partitioned(env, make, capacity, placement), _seeds(num_padded_seeds)
-    values = jax.device_put(jax.tree.map(fill, values), spread.seeds)
+    values = jax.tree.map(lambda x: arrays.put(fill(x), spread.seeds), values)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     init = jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
     compiled_init = interruptible(init.lower(seeds, values).compile)
@@ -88,16 +88,16 @@ def build(
     advance = jax.jit(
         spread.advance,
         in_shardings=(spread.state, spread.seeds, spread.limit),
-        out_shardings=(spread.state, spread.seeds),
+        out_shardings=(spread.state, spread.metrics),
         donate_argnums=() if keeps_state else 0,
     )
     compiled_chunk = interruptible(advance.lower(state, values, limit).compile)
     learners = partition.learners(placement)
     learner = lambda state: learners(agent.policy_state(state.agent))
-    shard_state = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
+    shard_state = partial(jax.tree.map, lambda x: arrays.put(fill(x), spread.state))
     duration = time.perf_counter() - start
-    start_all = lambda seeds: compiled_init(fill(seeds), values)
-    run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
+    start_all = lambda seeds: compiled_init(arrays.put(fill(seeds), spread.seeds), values)
+    run = lambda state, num_updates: compiled_chunk(state, values, arrays.put(num_updates, spread.limit))
     compiled_restart = jax.jit(
         spread.restart, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
@@ -113,7 +113,7 @@ def lower(env: Env, agent: Agent, num_updates: int, placement: Placement = SINGL
     spread, seeds = partitioned(env, lambda _: agent, capacity, placement), _seeds(placement.num_padded_seeds)
     values: Values = {}
     arguments = jax.eval_shape(spread.init, seeds, values), values, jax.ShapeDtypeStruct((), jnp.int32)
-    shardings = (spread.state, spread.seeds, spread.limit), (spread.state, spread.seeds)
+    shardings = (spread.state, spread.seeds, spread.limit), (spread.state, spread.metrics)
     advance = jax.jit(spread.advance, in_shardings=shardings[0], out_shardings=shardings[1], donate_argnums=0)
     return advance.lower(*arguments)
 

@@ -27,10 +27,13 @@ import safetensors.numpy
 
 from jaxrl_fast import __version__
 from jaxrl_fast.config.paths import FORMAT, check_format
+from jaxrl_fast.parallel.arrays import local_rows, whole_shape
+from jaxrl_fast.runs import parts
+from jaxrl_fast.runs.parts import ARRAYS
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.files import ASIDE, replace, sync
 
-ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
+MANIFEST, SUM, BEST = "manifest.json", "manifest.sha256", "best.json"
 RESOURCES = "resources"  # in the manifest: the saved state of each `types.HostResource`, by its name
 SAVED = ".saved"
 PREFIX = "step-"
@@ -49,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 
 def flatten(tree: PyTree, max_rows: int | None = None) -> tuple[Arrays, dict[str, Any]]:
-    """Copy a tree's arrays to the host.
+    """Copy a tree's arrays to the host; of several processes, each copies the part that it holds.
 
     The arrays are copied because the device may reuse their memory for the next chunk before they are written.
 
@@ -66,9 +69,8 @@ def flatten(tree: PyTree, max_rows: int | None = None) -> tuple[Arrays, dict[str
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             kind["key"] = str(jax.random.key_impl(x))
             x = jax.random.key_data(x)
-        x = x if max_rows is None else np.asarray(x)[:max_rows]
-        array = np.array(x, order="C")
-        kinds[name] = kind | {"shape": list(array.shape), "dtype": str(array.dtype)}
+        array = np.array(local_rows(x)[:max_rows] if max_rows is not None else local_rows(x), order="C")
+        kinds[name] = kind | {"shape": list(whole_shape(x, array)), "dtype": str(array.dtype)}
         assert name not in arrays, f"duplicate leaf name {name}"
         arrays[name] = array if array.dtype.isbuiltin == 1 else array.view(AS_BITS[array.itemsize])
     return arrays, kinds
@@ -109,25 +111,54 @@ def unflatten(like: PyTree, saved: Checkpoint, part: Callable[[PyTree], PyTree] 
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
+def prepare(folder: Path) -> None:
+    """Create the empty folder in which a checkpoint is written, under another name. Raises OSError."""
+    aside = _unfinished(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+
+
+def write_arrays(folder: Path, arrays: Arrays, file: str = ARRAYS) -> str:
+    """Write arrays to a file of a checkpoint that was prepared, and return its checksum. Raises OSError."""
+    path = _unfinished(folder) / file
+    with _as_oserror():
+        safetensors.numpy.save_file(arrays, path)
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes the file readable by its owner only
+    sync(path)
+    return _digest(path)
+
+
+def discard(folder: Path) -> None:
+    """Remove what was written of a checkpoint that is not finished."""
+    shutil.rmtree(_unfinished(folder), ignore_errors=True)
+
+
 def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically; it is on the disk when this returns.
 
     Raises:
         OSError: If the disk is full or not writable; nothing is left behind then.
     """
-    aside = folder.with_name(f"{ASIDE}{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     try:
-        with _as_oserror():
-            safetensors.numpy.save_file(arrays, aside / ARRAYS)
-        content = {**manifest, "format": FORMAT, "files": {ARRAYS: _digest(aside / ARRAYS)}}
+        prepare(folder)
+        finish(folder, {ARRAYS: write_arrays(folder, arrays)}, manifest)
+    except BaseException:
+        discard(folder)
+        raise
+
+
+def finish(folder: Path, files: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
+    """Write the manifest and give the checkpoint its name: it is complete then. `files` has their checksums.
+
+    Raises:
+        OSError: If the disk is full or not writable; nothing is left behind then.
+    """
+    aside = _unfinished(folder)
+    try:
+        content = {**manifest, "format": FORMAT, "files": files}
         (aside / MANIFEST).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
         (aside / SUM).write_text(_digest(aside / MANIFEST) + "\n", encoding="ascii")
-        (aside / ARRAYS).chmod(
-            (aside / MANIFEST).stat().st_mode
-        )  # safetensors makes the file readable by its owner only
-        for path in (*aside.iterdir(), aside):
+        for path in (aside / MANIFEST, aside / SUM, aside):
             sync(path)
         replaced = _set_aside(folder) if folder.exists() else None
         try:
@@ -141,8 +172,13 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        discard(folder)
         raise
+
+
+def _unfinished(folder: Path) -> Path:
+    """Return the folder in which a checkpoint is written."""
+    return folder.with_name(f"{ASIDE}{folder.name}")
 
 
 def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
@@ -157,12 +193,16 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
             raise ValueError(f"{folder}: {MANIFEST} does not match its checksum")
         manifest = json.loads(content)
         check_format(manifest["format"], folder)
-        if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
-            raise ValueError(f"{folder}: {ARRAYS} does not match its checksum")
-        with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
-            names = file.keys()  # the file itself is not iterable
-            arrays = {name: file.get_tensor(name) for name in names if not unneeded(name)}
-        return Checkpoint(folder, arrays, manifest)
+        digests = {ARRAYS: manifest["files"][ARRAYS], **manifest["files"]}
+        for name, digest in digests.items():
+            if _digest(folder / name) != digest:
+                raise ValueError(f"{folder}: {name} does not match its checksum")
+        found = {}
+        for name in digests:
+            with safetensors.safe_open(folder / name, framework="numpy") as file:
+                names = file.keys()  # the file itself is not iterable
+                found[name] = {name: file.get_tensor(name) for name in names if not unneeded(name)}
+        return Checkpoint(folder, parts.join(found, manifest["arrays"]), manifest)
     except OSError as error:
         raise ValueError(
             f"{folder}: {Path(error.filename or folder).name} cannot be read ({error.strerror})"

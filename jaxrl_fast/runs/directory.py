@@ -1,6 +1,7 @@
 """Choose, create and lock a run's folder, and read the checkpoint of a run to resume."""
 
 import re
+import secrets
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from jaxrl_fast.config import paths
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options.run import Options
+from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import locks
 from jaxrl_fast.utils.files import path_of
@@ -17,6 +19,8 @@ from jaxrl_fast.utils.formatting import counted
 if TYPE_CHECKING:
     from jaxrl_fast.runs.checkpoint import Checkpoint
     from jaxrl_fast.types import Env
+
+TOKEN = ".processes"  # a file that process 0 writes and the others read
 
 
 def chosen(options: Options) -> Path | None:
@@ -87,6 +91,24 @@ def claim_new(folder: Path, option: str = "run_dir") -> locks.Lock:
         lock.release()
         raise ValueError(_exists_message(folder, option))
     return lock
+
+
+def check_shared(folder: Path, option: str) -> None:
+    """Raise ValueError unless all processes of the run see the folder, chosen by `option`."""
+    processes = team.current()
+    if processes.count == 1:
+        return
+    token, path = processes.decide(lambda: secrets.token_hex(8)), folder / TOKEN
+    if processes.leads:
+        path.write_text(token, encoding="ascii")
+    processes.decide(lambda: None)
+    sees = path.is_file() and path.read_text(encoding="ascii") == token
+    each = processes.gather(sees)
+    if processes.leads:
+        path.unlink(missing_ok=True)
+    if blind := ", ".join(str(i) for i, sees in enumerate(each) if not sees):
+        remedy = "use a folder that all hosts share, and start all processes in the same directory"
+        raise ValueError(f"{option}: process {blind} does not see the folder, got {folder}; {remedy}")
 
 
 def is_taken(folder: Path) -> bool:

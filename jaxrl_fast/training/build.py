@@ -16,7 +16,8 @@ from jaxrl_fast.networks import torsos
 from jaxrl_fast.options import wrap
 from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.options.run import Options
-from jaxrl_fast.parallel.placement import Placement, max_grad_workers
+from jaxrl_fast.parallel import team
+from jaxrl_fast.parallel.placement import Placement, check_processes, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec
 from jaxrl_fast.utils import target
@@ -52,6 +53,7 @@ def build(
     env = time_limit.terminating(env) if wrap.read(options.wrap).time_limit else env
     settings = _with_protocol(settings, env)
     placement = choose_placement(settings, algorithm, env, before)
+    check_processes(placement)
     env = _shard(env, settings.options, placement, done)
     agent_config = replay_storage.on_device(settings.agent)
     agent = make_agent(agent_config, algorithm, env, num_updates)
@@ -87,7 +89,7 @@ def choose_placement(
     rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torsos.VECTORS else 1
     most = before["num_grad_workers"] if before else worth
-    most = min(most, len(target.local_devices()), max_grad_workers())
+    most = min(most, len(target.devices()), max_grad_workers())
     parts = _num_parts(settings, env.spec)
     workers = next((number for number in range(most, 0, -1) if parts % number == 0), 1)
     return placement._replace(num_grad_workers=workers)
@@ -208,16 +210,19 @@ def _with_protocol(settings: Settings, env: Env) -> Settings:
 def _num_shards(
     settings: Settings, supported: frozenset[str], env: Env, busy_cores: int, before: Mapping[str, Any] | None
 ) -> int:
-    options, num_devices, num_envs = settings.options, len(target.local_devices()), settings.options.num_envs
+    options, num_devices, num_envs = settings.options, len(target.devices()), settings.options.num_envs
     if before:
         return before["num_shards"]
-    if options.devices == "auto":
+    if options.devices == "auto" and team.current().count > 1:
+        asked = num_devices if options.num_seeds == 1 else 1
+    elif options.devices == "auto":
         if "shards" not in supported or not (env.on_device or target.platform() == "cpu"):
             return 1  # pools on several GPUs only on request
         parts, num_pools = _num_parts(settings, env.spec), max(options.host.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)
         return next((count for count in counts if num_envs % (count * num_pools) == 0 and parts % count == 0), 1)
-    asked = int(options.devices)
+    else:
+        asked = int(options.devices)
     if asked > num_devices:
         problem = f"must be at most {num_devices}, the number of JAX's devices"
         raise ValueError(f"devices: {problem}, got {asked}; use {num_devices}")

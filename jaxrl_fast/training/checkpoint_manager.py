@@ -12,10 +12,12 @@ from jaxrl_fast import loop
 from jaxrl_fast.config import settings
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.metrics import tracker
+from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.program import Program
-from jaxrl_fast.runs import checkpoint, checkpoint_writer, fingerprint
+from jaxrl_fast.runs import checkpoint, checkpoint_writer, fingerprint, parts
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Env
+from jaxrl_fast.types.host import HostEnv
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import parse_period
@@ -41,7 +43,9 @@ class CheckpointManager:
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
-        self._envs = {TRAIN_ENVS: plan.env} | ({} if plan.shares_env else {EVAL_ENVS: plan.eval_env})
+        self.team = team.current()
+        evaluates = self.team.leads and not plan.shares_env
+        self._envs = {TRAIN_ENVS: plan.env} | ({EVAL_ENVS: plan.eval_env} if evaluates else {})
         self.resets_envs = not plan.env.on_device  # whether a restored run starts new episodes
 
     @property
@@ -101,7 +105,7 @@ class CheckpointManager:
         """
         self.throttle.ready()
         folder = self.writer.folder(env_steps)
-        if self.last == folder:
+        if self.team.decide(lambda: self.last == folder):
             if score is not None:
                 self.writer.mark(folder, score)
             return None
@@ -111,11 +115,15 @@ class CheckpointManager:
         parameters = {id(x) for x in jax.tree.leaves(self.plan.agent.parameters(state.agent))}
         learned = {name for name, x in needed.items() if id(x) in parameters}
         bad = self._not_finite({name: x for name, x in arrays.items() if name in needed}, learned)
-        if bad is not None:
-            return bad
+        for of_process in self.team.gather(bad):
+            if of_process is not None:
+                member, array = of_process
+                return member, array
         self.num_begun += 1
         results, buffered = self.tracker.state_dict()
         of_envs = self._states_of_envs() if with_envs else {}
+        if not all(self.team.gather(bool(of_envs))):
+            of_envs = {}
         manifest = {
             "env_steps": env_steps,
             "arrays": kinds,
@@ -126,7 +134,11 @@ class CheckpointManager:
             "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
-        self.writer.save(folder, arrays | buffered | of_envs, manifest, score)
+        part = parts.Part(arrays, {}, frozenset())
+        if self.team.count > 1:
+            part = parts.divide(arrays, checkpoint.names(state), num_seeds, self.team)
+        of_host = (buffered if self.team.leads else {}) | of_envs
+        self.writer.save(folder, part._replace(arrays=part.arrays | of_host), manifest, score)
         return None
 
     def _num_grad_workers(self) -> int:
@@ -148,7 +160,8 @@ class CheckpointManager:
 
     def mark_eval_envs(self) -> Callable[[], None]:
         """Return a function that takes the environments of evaluations back to where they are now, if they can be."""
-        host, state = self.plan.eval_env.host, self._state_of(self.plan.eval_env)
+        host = self.plan.eval_env.host if self.team.leads else None
+        state = self._state_of(self.plan.eval_env) if host else {}
         return lambda: host.load(state) if host and state else None
 
     def _states_of_envs(self) -> checkpoint.Arrays:
@@ -169,10 +182,18 @@ class CheckpointManager:
         return {} if isinstance(state, str) else state
 
     def _restore_envs(self, saved: checkpoint.Checkpoint) -> bool:
-        """Let host environments continue from their saved states. Return whether they do."""
+        """Let host environments continue from their saved states. Return whether those of all processes do."""
         if not has_envs(saved):
             return False
         hosts = {prefix: env.host for prefix, env in self._envs.items() if env.host}
+        each = self.team.gather(self._load_envs(saved, hosts))
+        if not all(each):
+            for host in hosts.values():
+                host.reseed(saved.manifest["host"]["scores"]["updates"])
+        return all(each)
+
+    def _load_envs(self, saved: checkpoint.Checkpoint, hosts: Mapping[str, HostEnv]) -> bool:
+        """Return whether host environments could be restored; else warn."""
         for prefix, host in hosts.items():
             state = {name.removeprefix(prefix): x for name, x in saved.arrays.items() if name.startswith(prefix)}
             try:
@@ -181,8 +202,6 @@ class CheckpointManager:
             except Exception as error:  # environments may raise anything, for example after changes of their code
                 env_id = self.plan.env.spec.id
                 warnings.warn(f"the state of {env_id} cannot be restored ({why(error)}); its episodes are reset")
-                for one in hosts.values():
-                    one.reseed(saved.manifest["host"]["scores"]["updates"])
                 return False
         return True
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast import loop
+from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
 from jaxrl_fast.utils.memory import nbytes
 from jaxrl_fast.utils.signals import interruptible
@@ -65,8 +66,8 @@ class Dispatcher:
 
     def submit(self, limit: int) -> None:
         """Submit a chunk of about `chunk_s` that ends at update `limit` at the latest."""
-        by_clock = max(min(int(self.rate * self.chunk_s), self.length * GROWTH), 1)
-        self.length = min(by_clock, self.program.capacity, limit - self.num_submitted)
+        by_clock = lambda: max(min(int(self.rate * self.chunk_s), self.length * GROWTH), 1)
+        self.length = min(team.current().decide(by_clock), self.program.capacity, limit - self.num_submitted)
         self.before = self.state if self.program.keeps_state else None
         self.submitting = True
         start = time.perf_counter()

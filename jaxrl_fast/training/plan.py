@@ -14,6 +14,7 @@ from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import replace
+from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
 from jaxrl_fast.training import checks
@@ -77,23 +78,27 @@ def make_plan(settings: Settings) -> Plan:
     options, start = settings.options, current_folder()
     resumed, lock = Path(options.resume) if options.resume else None, None
     checks.check_services(options)
-    if resumed and not options.dry_run:
+    leads = team.current().leads
+    if resumed and not options.dry_run and leads:
         lock = directory.claim(resumed)
     try:
-        chosen = None if resumed else directory.chosen(options)  # refuse a wrong folder before slow imports
+        chosen = None if resumed or not leads else directory.chosen(options)  # refuse it before slow imports
         of_replay = replay_dir.chosen(options)
         if resumed:
             replay_dir.check_links(resumed)
         ready = validate_plan(_with_num_envs(settings))
         default = directory.default(settings, ready.env)
-        place = resumed or (chosen or default if options.dry_run else directory.make(chosen, default, start))
+        make = lambda: chosen or default if options.dry_run else directory.make(chosen, default, start)
+        place = resumed or Path(team.current().decide(lambda: str(make())))
     except BaseException:
         if lock:  # a notebook keeps the error, and the error keeps the lock alive
             lock.release()
         raise
     folder = start / place
+    if not options.dry_run:
+        directory.check_shared(folder, "resume" if resumed else "run_dir")
     if not resumed and not options.dry_run:
-        lock = directory.claim_new(folder)
+        lock = directory.claim_new(folder) if leads else None
         replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.learning.resources])
     return ready._replace(folder=folder, lock=lock, place=place)
 
@@ -102,6 +107,8 @@ def _with_num_envs(settings: Settings) -> Settings:
     """Return the settings with the best number of environments where num_envs is auto."""
     if not settings.auto_num_envs:
         return settings
+    if team.current().count > 1:
+        raise ValueError("num_envs: cannot be measured by several processes, got auto; give a number")
     checks.check_devices(settings.options)
     from jaxrl_fast.training import calibrate
 

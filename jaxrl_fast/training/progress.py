@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_fast.config.population import in_line
 from jaxrl_fast.metrics.tracker import MetricsTracker
+from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, disk, run_logger
 from jaxrl_fast.training.checkpoint_manager import CheckpointManager
@@ -44,7 +45,7 @@ class RunProgress:
         )
         self.checkpoints = CheckpointManager(plan, self.tracker)
         self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.max_eval_episodes or 1, plan.varied)
-        self.logger: run_logger.RunLogger | None = None  # None until there is a state to train from
+        self.logger: run_logger.RunLogger | run_logger.NoLogger | None = None  # None until there is a state to train from
         self.finished = 0  # updates
         self.times = dict.fromkeys(TIMES, 0.0)
         self.train_time_before = 0.0  # seconds, in earlier processes of the run
@@ -139,6 +140,8 @@ class RunProgress:
             return
         self.join_checkpoint()
         self.summary = summarize(self.plan, self.tracker, self.result())
+        if not team.current().leads:
+            return
         has_curve = self.tracker.recorded > 0
         sinks = self.logger.closers() if self.logger else []
         self.failed_outputs = run_logger.write_end(self.plan.folder, sinks, self.summary, has_curve)
@@ -150,5 +153,5 @@ class RunProgress:
 
     def mark_running(self) -> None:
         """Change the status of a resumed run's summary to "running"."""
-        if self.plan.settings.options.resume:
+        if self.plan.settings.options.resume and team.current().leads:
             files.mark_running(self.plan.folder)

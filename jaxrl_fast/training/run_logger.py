@@ -116,6 +116,21 @@ class RunLogger:
         return paths.METRICS if sink is self.lines else type(sink).__name__
 
 
+class NoLogger:
+    """The records of a process that does not write them, since process 0 does."""
+
+    def write(self, records: Sequence[sinks.Record]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> int | None:
+        """Return None: process 0 knows the size of metrics.jsonl."""
+        return None
+
+    def closers(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return nothing to close."""
+        return []
+
+
 def write_end(
     folder: Path, closers: Sequence[tuple[str, Callable[[], None]]], summary: Mapping[str, Any], has_curve: bool
 ) -> list[str]:

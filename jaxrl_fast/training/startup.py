@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.loop import TrainState
-from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel import program, team
 from jaxrl_fast.runs import files, replay_dir
 from jaxrl_fast.training import console, gpu_report, summary
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
-from jaxrl_fast.training.run_logger import RunLogger
+from jaxrl_fast.training.run_logger import NoLogger, RunLogger
 from jaxrl_fast.utils import compile_cache, formatting
 from jaxrl_fast.utils.errors import add_remedy
 from jaxrl_fast.utils.memory import format_bytes
@@ -26,7 +26,8 @@ def open_envs(plan: Plan, terminal: Console) -> None:
     if plan.env.host is None:
         return
     is_later = plan.settings.options.host.exact_resume  # that of evaluations is reseeded first
-    opened = [plan.env] if is_later or plan.shares_env else [plan.env, plan.eval_env]
+    is_elsewhere = not team.current().leads  # process 0 evaluates
+    opened = [plan.env] if is_later or plan.shares_env or is_elsewhere else [plan.env, plan.eval_env]
     count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
     with console.timed(terminal, f"making {formatting.counted(count, 'environment')}", "made"):
         for env in opened:
@@ -86,6 +87,7 @@ def compile_program(progress: RunProgress, terminal: Console, cache: Path | None
     with compile_cache.watch(cache) as use:
         built = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
     progress.times["compile"], progress.program_memory = built.compile_time_s, built.memory
+    team.current().gather(None)  # no process waits in a collective for one that compiles
     cached = " (from the cache)" * use.from_cache + " (cached for next time)" * use.added
     console.print_compiled(plan, terminal, built, cached)
     return built
@@ -106,9 +108,10 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
         state = compiled.restart(state) if progress.checkpoints.resets_envs else state
         progress.resume(host_state)
         size, env_steps = host_state["metrics_size"], progress.env_steps
-    if plan.settings.options.resume:
+    leads = team.current().leads
+    if plan.settings.options.resume and leads:
         summary.write_config(plan)
-    progress.logger = RunLogger(plan, size, env_steps)
+    progress.logger = RunLogger(plan, size, env_steps) if leads else NoLogger()
     return state
 
 

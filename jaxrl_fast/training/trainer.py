@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.metrics import window
+from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, eval_limits, printers, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
@@ -15,6 +16,7 @@ from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.schedule import Kind
 from jaxrl_fast.training.summary import write_config
 from jaxrl_fast.utils import compile_cache, signals, warnings
+from jaxrl_fast.utils.errors import blamed
 from jaxrl_fast.utils.warnings import print_stderr
 
 if TYPE_CHECKING:
@@ -49,10 +51,11 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
     with contextlib.ExitStack() as resources:
         resources.callback(plan.release)
         if terminal is None:
-            terminal = resources.enter_context(contextlib.closing(make_console(options.log_level)))
+            level = options.log_level if team.current().leads else "quiet"
+            terminal = resources.enter_context(contextlib.closing(make_console(level)))
         progress = RunProgress(plan)
         console.announce(plan, terminal)
-        if not options.resume:
+        if not options.resume and team.current().leads:
             write_config(plan)
         with contextlib.ExitStack() as while_training:
             use_cache = options.compile_cache and plan.env.on_device and not plan.agent.learning.resources
@@ -69,7 +72,8 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
                 trainer.train()
             trainer.conclude()
         console.print_summary(plan, terminal, progress.summary)
-        trainer.callbacks.call_at_end(progress)
+        if team.current().leads:
+            trainer.callbacks.call_at_end(progress)
         return trainer.outcome()
 
 
@@ -84,7 +88,7 @@ class Trainer:
         self.progress, self.plan, self.program, self.terminal = progress, progress.plan, program, terminal
         assert progress.logger is not None, "it is opened with the first state"
         self.options, self.logger = self.plan.settings.options, progress.logger
-        self.tracker, self.checkpoints = progress.tracker, progress.checkpoints
+        self.tracker, self.checkpoints, self.team = progress.tracker, progress.checkpoints, team.current()
         self.callbacks = CallbackRunner(callbacks)
         progress.evaluator.report = printers.EvaluationPrinter(terminal.print, self.options.console_every)
         self.exact_host_resume = self.options.host.exact_resume and not self.plan.env.on_device
@@ -99,6 +103,7 @@ class Trainer:
         self.dispatcher = dispatcher.Dispatcher(program, state, len(progress.seeds), progress.finished)
         self.printer = printers.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
         self.saved = progress.finished if self.plan.saved else None  # the update that was saved last, or tried to be
+        self.team.listen(self.stop, self.hint)
         self.num_restarts = 0  # saves after which the host environments have been restarted
         self.signal: int | None = None
         self.late_signal: int | None = None  # the same, even if it arrived too late to stop anything
@@ -134,15 +139,28 @@ class Trainer:
         return (-(-update // length) + 1) * length
 
     def stop(self, number: int) -> None:
-        """Record the signal that ends the run."""
-        self.signal = self.late_signal = number
+        """Record the signal that ends the run, in process 0 if there are several."""
+        if self.team.leads:
+            self.signal = self.late_signal = number
+        self.team.pass_signal(number)
+
+    def hint(self) -> str:
+        """Return how to continue if another process is lost."""
+        last = self.checkpoints.last
+        saved = f"the last checkpoint is {self.plan.shown(last)}" if last else "no checkpoint has been saved"
+        return f"{saved}; start all processes again with --resume {self.plan.place or self.plan.folder}"
 
     def stopping(self) -> bool:
         """Return whether the run ends after the pending chunks."""
         return self.signal is not None or bool(self.progress.failure) or self.callbacks.error is not None
 
     def next_event(self) -> schedule.Event:
-        """Return the next action of the schedule."""
+        """Return the next action of the schedule, which process 0 decides."""
+        kind, limit, self.signal = self.team.decide(self._next_event)
+        return schedule.Event(Kind(kind), limit)
+
+    def _next_event(self) -> tuple[str, int, int | None]:
+        """Return the next action, and the signal that ends the run, if any."""
         at, steps = self.tracker.evaluated_at, self.plan.steps_per_update
         now = schedule.Progress(
             finished=self.finished,
@@ -154,11 +172,13 @@ class Trainer:
             stopping=self.stopping(),
             save_due=self.checkpoints.should_save(),
         )
-        return schedule.next_event(self.cadence, now)
+        event = schedule.next_event(self.cadence, now)
+        return event.kind.value, event.limit, self.signal
 
     def train(self) -> None:
         """Carry out the schedule to its end."""
         while (event := self.next_event()).kind is not Kind.STOP:
+            self.team.watch(event.kind in (Kind.SUBMIT, Kind.COLLECT))
             if event.kind is Kind.SUBMIT:
                 self.submit(event.limit)
             elif event.kind is Kind.COLLECT:
@@ -168,6 +188,7 @@ class Trainer:
                 self.evaluate()
             else:
                 self.save()
+        self.team.watch(False)
         if self.stopping():
             self.record(everything=True)
         self.progress.join_checkpoint()
@@ -177,8 +198,10 @@ class Trainer:
         """Save the run as it was before the chunk in which a host environment raises an exception."""
         try:
             yield
-        except Exception:
-            if self.plan.env.on_device or self.exact_host_resume or not self.dispatcher.discard_pending():
+        except Exception as error:
+            if blamed(error) is None:
+                self.team.settle()
+            if self.team.count > 1 or self.plan.env.on_device or self.exact_host_resume or not self.dispatcher.discard_pending():
                 raise
             self.record(everything=True)
             self.saved = None
@@ -239,7 +262,7 @@ class Trainer:
         self.saved = self.finished
         if self.progress.failure:
             return
-        size = self.logger.sync()
+        size = self.team.decide(self.logger.sync)
         if size is None:
             return self.checkpoints.defer()
         times, wall_time = self.progress.elapsed(), self.progress.wall_time
@@ -256,20 +279,17 @@ class Trainer:
 
         A signal may interrupt host environments; the resumed run then evaluates.
         """
-        from jaxrl_fast.training.evaluator import EvaluationInterrupted
-
         index = len(self.tracker.evaluations)
         if self.exact_host_resume and self.plan.eval_env.host:
             self.plan.eval_env.host.reseed(index)
         undo = self.checkpoints.mark_eval_envs()
         if self.plan.shares_env and self.plan.env.host:
             self.plan.env.host.reseed(FIRST_EVAL_SEED + index)
-        try:
-            learner, interrupted = self.program.learner(self.dispatcher.state), lambda: self.signal is not None
-            diverged, limits = self.tracker.diverged_members, self._eval_limits()
-            each_seed, total = self.progress.evaluator(learner, index, interrupted, diverged, limits)
-        except EvaluationInterrupted:
+        learner, limits = self.program.learner(self.dispatcher.state), self._eval_limits()
+        found = self.team.decide(lambda: self._scores(learner, index, limits))
+        if found is None:
             return undo()
+        each_seed, total = found
         evaluation = {"env_steps": self.env_steps} | total
         self.tracker.evaluations.append(evaluation)
         self.printer.set_eval(total["eval_return_mean"])
@@ -277,6 +297,17 @@ class Trainer:
         if self.tracker.best() is evaluation:
             self.save(total["eval_return_mean"])
         self.notify("on_evaluation", evaluation, self.finished)
+
+    def _scores(
+        self, learner: Any, index: int, limits: eval_limits.Limits | None
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+        """Return statistics of an evaluation, of each seed and of all; None if a signal has interrupted it."""
+        from jaxrl_fast.training.evaluator import EvaluationInterrupted
+
+        with contextlib.suppress(EvaluationInterrupted):
+            diverged = self.tracker.diverged_members
+            return self.progress.evaluator(learner, index, lambda: self.signal is not None, diverged, limits)
+        return None
 
     def _eval_limits(self) -> eval_limits.Limits | None:
         """Return the limits of the next evaluation. Warn if no episode may end in it."""
@@ -290,7 +321,7 @@ class Trainer:
 
     def notify(self, hook: str, what: Any, stop_at: int) -> None:
         """Call the callbacks. If one asks for it, the run ends at update `stop_at`."""
-        reason = self.callbacks.call(hook, what, self.progress)
+        reason = self.team.decide(lambda: self.callbacks.call(hook, what, self.progress))
         if reason is not None and stop_at < self.last_update:
             self.stop_at = stop_at
             where = f"stopping early at step {stop_at * self.plan.steps_per_update}"

@@ -11,6 +11,17 @@ from jaxrl_fast.utils.memory import format_bytes
 from jaxrl_fast.utils.parsing import one_line
 
 
+FIXED: list[int] = []  # the number of CPU devices, once the processes of a run have agreed on it
+
+
+def fix_cpu_devices(number: int) -> None:
+    """Set the number of CPU devices for this process, which nothing changes any more."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", number)
+    FIXED.append(number)
+
+
 def configure_cpu_devices(number: int | str = "auto") -> None:
     """Set the number of CPU devices: one per core for "auto", and never fewer than were set before.
 
@@ -18,7 +29,7 @@ def configure_cpu_devices(number: int | str = "auto") -> None:
     """
     import jax
 
-    if number == "auto" and os.environ.get("JAX_NUM_CPU_DEVICES"):
+    if number == "auto" and os.environ.get("JAX_NUM_CPU_DEVICES") or FIXED:
         return
     with contextlib.suppress(RuntimeError):  # already initialized, as in a notebook that has used JAX
         count = num_cores() if number == "auto" else int(number)

@@ -3,9 +3,9 @@
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 PACKAGE = str(Path(__file__).parents[1])
 PATH_SEPARATORS = r"[/\\]"
@@ -19,6 +19,17 @@ def where(error: BaseException) -> str:
         return ""
     path, line, name, _ = frames[-1]
     return f" ({re.split(PATH_SEPARATORS, path)[-1]}:{line}, in {name})"
+
+
+def user_line(stacks: Iterable[FrameType]) -> str:
+    """Return the line of user code that this package has called and that has not returned, in any thread, or ""."""
+    for stack in stacks:
+        frames = traceback.extract_stack(stack)
+        ours = [i for i, frame in enumerate(frames) if frame.filename.startswith(PACKAGE)]
+        theirs = [frame for frame in frames[ours[-1] :] if _is_user_code(frame.filename)] if ours else []
+        if theirs:
+            return f"{re.split(PATH_SEPARATORS, theirs[-1].filename)[-1]}:{theirs[-1].lineno}, in {theirs[-1].name}"
+    return ""
 
 
 def place(error: BaseException) -> str:

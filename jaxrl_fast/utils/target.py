@@ -43,12 +43,15 @@ def machine() -> Machine | None:
     return _machine.get()
 
 
-def local_devices() -> tuple[Any, ...]:
-    """Return the devices for which programs are compiled."""
+def devices() -> tuple[Any, ...]:
+    """Return the devices for which programs are compiled: with several processes, those of all, process by process."""
     import jax
 
-    other = machine()
-    return other.devices if other else tuple(jax.local_devices())
+    if other := machine():
+        return other.devices
+    if jax.process_count() == 1:
+        return tuple(jax.local_devices())
+    return tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
 
 
 @contextlib.contextmanager

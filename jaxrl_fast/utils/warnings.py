@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterator
 from jaxrl_fast.utils.errors import why
 
 
+SILENCED: list[str] = []  # why this process prints no warnings
+
+
+def silence(reason: str) -> None:
+    """Print no warning any more, because another process prints the same."""
+    SILENCED.append(reason)
+
+
 def warn(line: str) -> None:
     """Print a warning to standard error."""
-    print_stderr(f"warning: {line}")
+    if not SILENCED:
+        print_stderr(f"warning: {line}")
 
 
 def once(function: Callable[[str], None]) -> Callable[[str], None]:

@@ -92,7 +92,8 @@ def _host(driver: Driver, config: HostEnvConfig, num_workers: int) -> HostEnv:
     spec, pools, _ = driver
     halves = AsyncPools(len(pools), functools.partial(send, driver), functools.partial(receive, driver), config.overlap)
     can_reseed = all(bridge.can_reseed for bridge in driver.bridges)
-    together = of_all(pools) if can_reseed else of_all(pools) | {"reseed": lambda number: None}
+    of_pools = of_all(dict(enumerate(pools)))
+    together = of_pools if can_reseed else of_pools | {"reseed": lambda number: None}
     return HostEnv(
         **together,
         render=pools[0].render if spec.can_render else None,

@@ -163,19 +163,19 @@ class LazyPool:
 OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs may contain the address of a pool
 
 
-def of_all(parts: Sequence[Any]) -> dict[str, Any]:
+def of_all(parts: Mapping[int, Any]) -> dict[str, Any]:
     """Return the functions of a `HostEnv` that call those of all parts: pools, or the `HostEnv` of each shard.
 
-    The names of saved arrays begin with the index of a part.
+    The names of saved arrays begin with the index of a part. A process has those of its own shards.
     """
 
     def call(name: str, *args: Any) -> None:
-        for part in parts:
+        for part in parts.values():
             getattr(part, name)(*args)
 
     def save() -> dict[str, Any] | str:
         found: dict[str, Any] = {}
-        for i, part in enumerate(parts):
+        for i, part in parts.items():
             state = part.save()
             if isinstance(state, str):
                 return state
@@ -183,7 +183,7 @@ def of_all(parts: Sequence[Any]) -> dict[str, Any]:
         return found
 
     def load(state: Mapping[str, Any]) -> None:
-        for i, part in enumerate(parts):
+        for i, part in parts.items():
             part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
     calls: dict[str, Any] = {name: partial(call, name) for name in ("open", "close", "reseed")}

@@ -9,6 +9,7 @@ from functools import partial
 
 from jaxrl_fast.envs.host.pool import of_all
 from jaxrl_fast.envs.wrappers.wrapper import with_pools
+from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.types import Env
 
@@ -19,8 +20,8 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
     of_shard = lambda name: (
         lambda i, *args: call_shard(axis_name, [partial(getattr(part.pools, name), i) for part in parts], *args)
     )
-    hosts = [part.host for part in parts if part.host]
-    host = hosts[0]._replace(**of_all(hosts))
+    hosts = {i: host for i in team.current().share(len(parts)) if (host := parts[i].host)}
+    host = next(iter(hosts.values()))._replace(**of_all(hosts))
     return first._replace(
         reset=partial(call_shard, axis_name, [part.reset for part in parts]),
         step=partial(call_shard, axis_name, [part.step for part in parts]),

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast.kernels import host_call
+from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.replay.host.buffer import HostBuffer, Shape
 from jaxrl_fast.replay.store import Batches, FrameStore, Place
@@ -39,13 +40,13 @@ def host_store(
     else:
         axis, callers = parallelism.axis_name or "", [(buffer, 0) for buffer in buffers]
     on_caller = lambda function, *args: _on_caller(axis, [partial(function, *caller) for caller in callers], *args)
-    several = len(buffers) > 1
+    several, here = len(buffers) > 1, team.current().share(len(buffers))
     return FrameStore(
         init=lambda *_: jnp.zeros(host_call.HANDLE.shape, host_call.HANDLE.dtype),
         put=lambda handle, first_row, frames: on_caller(_put, handle, first_row, to_bytes(frame, frames)),
         get=lambda handle, places: _split(_get(on_caller, frame, handle, _one_batch(places), None)),
         get_ahead=partial(_get_ahead, on_caller, frame, num_bytes),
-        resources=tuple(resource(buffer, f"{REPLAY}-{i}" if several else REPLAY) for i, buffer in enumerate(buffers)),
+        resources=tuple(resource(buffers[i], f"{REPLAY}-{i}" if several else REPLAY) for i in here),
     )
 
 
