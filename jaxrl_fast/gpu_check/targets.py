@@ -55,17 +55,39 @@ device_description_str: "{gpu.name}"
 """
 
 
-def check(name: str) -> None:
+class Cluster(NamedTuple):
+    """GPUs of one kind on one host or several: 2x8xh200."""
+
+    name: str
+    num_hosts: int
+    num_gpus: int | None  # of each host; None: as many as devices asks for
+
+    @property
+    def gpu(self) -> GPU:
+        """Return the data sheet of each GPU."""
+        return GPUS[self.name]
+
+
+def read(text: str) -> Cluster:
+    """Return the GPUs that a text names: "h200", or with the numbers of hosts and of each one's GPUs, "2x8xh200"."""
+    *counts, name = text.split("x", 2)
+    if len(counts) == 2 and all(count.isdecimal() and int(count) for count in counts):
+        return Cluster(name, int(counts[0]), int(counts[1]))
+    return Cluster(text, 1, None)
+
+
+def check(text: str) -> None:
     """Raise ValueError for an unknown GPU, or without the packages that compile for it."""
+    name = read(text).name
     if name not in GPUS:
         hint = nearest(name, GPUS) or f"; use {', '.join(GPUS)}"
-        raise ValueError(f"for: must be the name of a GPU, got {name or 'nothing'}{hint}")
+        raise ValueError(f"for: must be the name of a GPU, got {text or 'nothing'}{hint}")
     for package in PACKAGES:
         try:
             metadata.version(package)
         except metadata.PackageNotFoundError:
             remedy = 'pip install "jaxrl_fast[gpu-check]"'
-            raise ValueError(f"for: requires the package {package}, got {name}; {remedy}") from None
+            raise ValueError(f"for: requires the package {package}, got {text}; {remedy}") from None
 
 
 def start() -> None:
@@ -80,13 +102,13 @@ def start() -> None:
 
 
 @contextlib.contextmanager
-def compiling_for(name: str, num_devices: int = 1) -> Iterator[None]:
-    """Trace and compile for GPUs withwithin the context; see `target`."""
+def compiling_for(cluster: Cluster, num_devices: int = 1) -> Iterator[None]:
+    """Trace and compile for GPUs within the context, `num_devices` of one host unless it has a number; see `target`."""
     from jax.experimental import topologies
 
-    gpu = GPUS[name]
+    gpu = cluster.gpu
     proto = PROTO.format(gpu=gpu, optin=max(gpu.shared - 1024, 2**16))
-    shape = f"1x1x{num_devices}"  # partitions, hosts, GPUs of each
+    shape = f"1x{cluster.num_hosts}x{cluster.num_gpus or num_devices}"  # partitions, hosts, GPUs of each
     with quiet():
         found = topologies.get_topology_desc(platform="cuda", topology=shape, target_config=proto).devices
     memory = int(devices.DEFAULT_MEMORY_SHARE * gpu.memory)

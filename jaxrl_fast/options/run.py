@@ -125,7 +125,8 @@ class Task:
     )
     devices: int | Literal["auto"] = option(
         "auto",
-        "Number of devices that the environments are split over. auto: all of them, or as many as have enough work.",
+        "Number of devices that the environments are split over. auto: all of them, or as many as have enough work. "
+        "With --distributed HOST:PORT,COUNT,INDEX in each of several processes, those of all of them.",
         bounds=SIZE,
     )
 
@@ -184,7 +185,8 @@ class Output:
     dry_run: bool = system(
         False,
         "Check the options, compile, and print the memory and disk space needed; train and write nothing. With --for "
-        "t4|a100|rtx4090|h100|h200, compile for that GPU and print its kernels (extra gpu-check).",
+        "t4|a100|rtx4090|h100|h200, compile for that GPU and print its kernels (extra gpu-check); 2x8xh200: for two "
+        "hosts with eight each.",
     )
 
 

@@ -78,13 +78,18 @@ def scatter_rows(part: Array, num_grad_workers: int) -> Array:
 def call_shard(axis_name: str, functions: Sequence[Callable[..., PyTree]], *args: PyTree) -> PyTree:
     """Return the result of this shard's function. Under vmap, call each with its part of the batch.
 
-    With several processes, a program has only the functions of its process's shards: others call other arrays.
+    With several processes, a program has only the functions of its process's shards, and a last branch that is never
+    taken. So a single function is a branch too: XLA fuses no operations across it, and rounds as with several.
     """
-    here = team.current().share(len(functions))
+    processes = team.current()
+    here = processes.share(len(functions))
+    own = [functions[i] for i in here]
+    if processes.count > 1:
+        own.append(lambda *args: jax.tree.map(jnp.zeros_like, jax.eval_shape(own[0], *args)))
 
     @jax.custom_batching.custom_vmap
     def call(index: Array, *args: PyTree) -> PyTree:
-        return jax.lax.switch(index - here.start, [functions[i] for i in here], *args)
+        return jax.lax.switch(index - here.start, own, *args)
 
     @call.def_vmap
     def call_each(size: int, batched: list[Any], index: Array, *args: PyTree) -> tuple[PyTree, PyTree]:

@@ -11,6 +11,7 @@ from jaxrl_fast.parallel.address import Address
 
 MEET_S = 300.0  # seconds in which all processes must have come
 RETRY_S = 0.1
+FIRST_S = 10.0  # seconds in which a process must say who it is
 
 
 class Line:
@@ -33,6 +34,11 @@ class Line:
             raise EOFError
         message: dict[str, Any] = json.loads(line)
         return message
+
+    def close(self) -> None:
+        """End the connection."""
+        self.reader.close()
+        self.connection.close()
 
 
 class Refused(ValueError):
@@ -59,6 +65,7 @@ def meet(address: Address, told: Mapping[str, Any], seconds: float = MEET_S) -> 
     except (EOFError, OSError) as error:
         raise ValueError(f"distributed: process 0 at {_at(address)} has ended; start all processes again") from error
     if "refused" in answer:
+        line.close()
         raise Refused(answer["refused"])
     return {0: line}, answer["all"]
 
@@ -78,18 +85,14 @@ def _accept_all(address: Address, own: dict[str, Any], end: float) -> tuple[dict
         while len(lines) < address.count - 1 and not wrong:
             server.settimeout(max(end - time.monotonic(), 0.001))
             try:
-                connection = server.accept()[0]
-                connection.settimeout(10)
-                line = Line(connection)
-                message = line.receive()
-                connection.settimeout(None)
+                line = Line(server.accept()[0])
             except TimeoutError:
-                if time.monotonic() < end:  # something else has connected
-                    continue
                 missing = ", ".join(str(i) for i in range(1, address.count) if i not in lines)
                 wrong = f"{address.count} processes must be started, got none with index {missing}; start all of them"
                 break
-            except (EOFError, OSError, ValueError):
+            message = _first_message(line)
+            if message is None:
+                line.close()
                 continue
             others.append((line, message))
             wrong = _wrong(message, address, lines)
@@ -98,8 +101,21 @@ def _accept_all(address: Address, own: dict[str, Any], end: float) -> tuple[dict
         for line, _ in others:
             line.send({"refused": wrong} if wrong else {"all": everyone})
     if wrong:
+        for line, _ in others:
+            line.close()
         raise ValueError(f"distributed: {wrong}")
     return dict(sorted(lines.items())), everyone
+
+
+def _first_message(line: Line) -> dict[str, Any] | None:
+    """Return what a process tells first, or None if something else has connected."""
+    line.connection.settimeout(FIRST_S)
+    try:
+        message = line.receive()
+        line.connection.settimeout(None)
+        return message if {"index", "count", "host"} <= message.keys() else None
+    except (EOFError, OSError, ValueError, AttributeError):
+        return None
 
 
 def _wrong(message: Mapping[str, Any], address: Address, lines: Mapping[int, Line]) -> str:

@@ -30,7 +30,8 @@ def fingerprint() -> dict[str, Any]:
 
     return {
         "device": device(),
-        "num_devices": jax.local_device_count(),
+        "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
         "versions": versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "c_compiler": build.compiler(),

@@ -13,6 +13,7 @@ from jaxrl_fast.config import paths, presets
 from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.options.algorithm import network_of
+from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
@@ -57,6 +58,8 @@ def _title(plan: Plan) -> str:
     seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
     num_devices = max(plan.placement.num_shards, plan.placement.num_grad_workers)
     several = f" x {num_devices}" if num_devices > 1 else ""
+    if (num_processes := team.current().count) > 1:
+        several += f" in {num_processes} processes"
     where = f"{devices.device()}{several} (jax {jax.__version__})"
     parts = [plan.settings.algo, name, backend, formatting.counted(options.num_envs, "env"), seeds, where]
     return f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}"

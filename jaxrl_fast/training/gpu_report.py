@@ -1,5 +1,6 @@
 """Report what a run would need on a GPU that this machine does not have: `--dry-run --for h200`."""
 
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,12 @@ def make_plan(settings: Settings, gpu: str) -> Plan:
 
     `targets.start` must have started JAX.
     """
+    cluster, asked = targets.read(gpu), settings.options.devices
+    if cluster.num_gpus:
+        total = cluster.num_hosts * cluster.num_gpus
+        if asked not in ("auto", total):
+            raise ValueError(f"devices: must be the {total} GPUs of {gpu}, got {asked}; leave it out")
+        settings = settings._replace(options=dataclasses.replace(settings.options, devices=total))
     with compiling(settings, gpu):
         found = plans.make_plan(settings)
     where = f"{found.env.spec.id} runs on the host" if found.env.host else "the replay lies on the host"
@@ -37,7 +44,7 @@ def make_plan(settings: Settings, gpu: str) -> Plan:
 def compiling(settings: Settings, gpu: str) -> AbstractContextManager[None]:
     """Return the context that compiles a run for as many GPUs as it asks for: one by default."""
     asked = settings.options.devices
-    return targets.compiling_for(gpu, 1 if asked == "auto" else int(asked))
+    return targets.compiling_for(targets.read(gpu), 1 if asked == "auto" else int(asked))
 
 
 def compiled(plan: Plan) -> "Compiled":
@@ -51,7 +58,7 @@ def print_report(plan: Plan, terminal: Console) -> None:
     """Compile the program, and print its memory and its kernels. Raise DoesNotFit if it needs too much."""
     from jaxrl_fast.parallel import program
 
-    gpu = targets.GPUS[plan.gpu]
+    gpu = targets.read(plan.gpu).gpu
     with compiling(plan.settings, plan.gpu):
         console.announce(plan, terminal)
         terminal.print(f"compiling for {gpu.name} ...")

@@ -10,6 +10,11 @@ from jaxrl_fast.gpu_check import targets
 ARGV = ["--config", "ppo_cartpole", "--dry-run", "--for"]
 
 
+def test_cluster_has_hosts_and_gpus_of_each():
+    assert targets.read("2x8xh200") == ("h200", 2, 8)
+    assert targets.read("rtx4090") == ("rtx4090", 1, None)
+
+
 def test_gpus_are_those_of_the_documentation():
     assert [*targets.GPUS] == ["t4", "a100", "rtx4090", "h100", "h200"]
     assert all(gpu.memory > 2**33 for gpu in targets.GPUS.values())
@@ -20,6 +25,9 @@ def test_gpus_are_those_of_the_documentation():
     [
         ([*ARGV, "h20"], "error: for: must be the name of a GPU, got h20; did you mean h200?"),
         ([*ARGV, "zx"], "error: for: must be the name of a GPU, got zx; use t4, a100, rtx4090, h100, h200"),
+        ([*ARGV, "2x8xh20"], "error: for: must be the name of a GPU, got 2x8xh20; did you mean h200?"),
+        ([*ARGV, "2xh200"], "error: for: must be the name of a GPU, got 2xh200; did you mean h200 or h100?"),
+        ([*ARGV, "0x8xh200"], "error: for: must be the name of a GPU, got 0x8xh200; did you mean h200?"),
         (ARGV, "error: for: must be the name of a GPU, got nothing; use t4, a100, rtx4090, h100, h200"),
         (
             [*ARGV[:2], "--dry-run", "false", "--for", "t4"],
