@@ -480,6 +480,17 @@ def shared() -> str:
     return grid(["task", "`--devices`", *titles], rows)
 
 
+def several_machines() -> str:
+    """Return what a run on many hosts would send and write, as computed from the programs."""
+    paper = read("several_machines_cpu")["paper"]
+    megabytes = lambda x: f"{x / 1e6:,.1f} MB"
+    names = ("sent_bytes_of_a_sum", "checkpoint_bytes_of_each_other_process", "checkpoint_bytes")
+    rows = [[f"`{preset}`", *(megabytes(found[name]) for name in names)] for preset, found in paper["presets"].items()]
+    num = paper["hosts"] * paper["gpus"]
+    header = ["preset", "sent by each GPU for a gradient step", "checkpoint of a process", f"checkpoint of {num}"]
+    return grid(header, rows)
+
+
 def gpu_programs(gpu: str) -> str:
     """Return the kernels of each compiled program: with the waits for the host, of each step."""
     steps = ("environment_step", "gradient_step", "update")
@@ -607,6 +618,7 @@ KINDS = {
     "replay_memory": replay_memory,
     "suites": suites,
     "suite_results": suite_results,
+    "several_machines": several_machines,
     "shared": shared,
     "gpu_programs": gpu_programs,
     "throughput": throughput,

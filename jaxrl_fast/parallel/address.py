@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 FORM = "HOST:PORT,COUNT,INDEX"
 FIRST_PORT, NUM_PORTS = 61440, 2047  # where a launcher gives no port: a pair of ports follows from the job's number
@@ -11,7 +11,8 @@ LOOPBACK = "127.0.0.1"
 Environ = Mapping[str, str]
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True)
+class Address:
     """One of the processes of a run, and where it meets the others."""
 
     host: str  # of process 0
@@ -24,7 +25,8 @@ class Address(NamedTuple):
         return f"process {self.index} of {self.count}"
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """What a launcher's variables say; None is unknown."""
 
     host: str | None = None

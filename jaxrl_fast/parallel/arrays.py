@@ -16,11 +16,13 @@ Index = list[list[int]]  # first index and end on each axis
 def put(x: Any, sharding: NamedSharding) -> Array:
     """Place an array that every process has whole on the devices of a sharding."""
     if sharding.is_fully_addressable:
-        return jax.device_put(x, sharding)
+        whole_there: Array = jax.device_put(x, sharding)
+        return whole_there
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
-    whole = np.asarray(x)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+        keys: Array = jax.random.wrap_key_data(put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+        return keys
+    rows = np.asarray(x)
+    return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
 
 
 def local_index(x: Array) -> Index:

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import queue
-import socket
 import sys
 import threading
 import time

@@ -28,6 +28,7 @@ import safetensors.numpy
 from jaxrl_fast import __version__
 from jaxrl_fast.config.paths import FORMAT, check_format
 from jaxrl_fast.parallel.arrays import local_rows, whole_shape
+from jaxrl_fast.parallel.team import ALONE, Team
 from jaxrl_fast.runs import parts
 from jaxrl_fast.runs.parts import ARRAYS
 from jaxrl_fast.types import PyTree
@@ -181,8 +182,10 @@ def _unfinished(folder: Path) -> Path:
     return folder.with_name(f"{ASIDE}{folder.name}")
 
 
-def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
+def read(folder: Path, unneeded: Unneeded = lambda name: False, processes: Team = ALONE) -> Checkpoint:
     """Read and verify a checkpoint, without the arrays for whose names `unneeded` returns True.
+
+    Of as many processes as have written it, each reads its own rows; other rows of its arrays are undefined.
 
     Raises:
         ValueError: If it is corrupt, unreadable or of another format.
@@ -193,7 +196,12 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
             raise ValueError(f"{folder}: {MANIFEST} does not match its checksum")
         manifest = json.loads(content)
         check_format(manifest["format"], folder)
-        digests = {ARRAYS: manifest["files"][ARRAYS], **manifest["files"]}
+        digests = {**manifest["files"]}
+        if [*digests] != [parts.name_of(i) for i in range(len(digests))] or not digests:
+            raise ValueError(f"{folder}: {MANIFEST} names other files than those of processes")
+        if len(digests) == processes.count:
+            own = parts.name_of(processes.index)
+            digests = {ARRAYS: digests[ARRAYS], own: digests[own]}
         for name, digest in digests.items():
             if _digest(folder / name) != digest:
                 raise ValueError(f"{folder}: {name} does not match its checksum")
@@ -202,7 +210,7 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
             with safetensors.safe_open(folder / name, framework="numpy") as file:
                 names = file.keys()  # the file itself is not iterable
                 found[name] = {name: file.get_tensor(name) for name in names if not unneeded(name)}
-        return Checkpoint(folder, parts.join(found, manifest["arrays"]), manifest)
+        return Checkpoint(folder, parts.join(found, manifest.get("arrays", {})), manifest)
     except OSError as error:
         raise ValueError(
             f"{folder}: {Path(error.filename or folder).name} cannot be read ({error.strerror})"
@@ -211,10 +219,13 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
-def damaged_resource(saved: Checkpoint) -> str:
-    """Return a sentence about the first damaged file that a checkpoint names in the run's folder, or ""."""
-    parent = saved.folder.parents[1]
-    for name, part in saved.manifest.get(RESOURCES, {}).items():
+def damaged_resource(saved: Checkpoint, processes: Team = ALONE) -> str:
+    """Return a sentence about the first damaged file that a checkpoint names in the run's folder, or "".
+
+    Of several processes, each looks at the files of its shards.
+    """
+    parent, resources = saved.folder.parents[1], [*saved.manifest.get(RESOURCES, {}).items()]
+    for name, part in (resources[i] for i in processes.share(len(resources))):
         for file in part["files"]:
             path = parent / name / file["name"]
             try:
@@ -235,23 +246,25 @@ def kept_resources(parent: Path) -> list[dict[str, Any]]:
 
 
 def newest(
-    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False
+    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False, processes: Team = ALONE
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint without `unneeded` arrays, or None; and the problem of each newer one.
 
-    With `whole`, the files that it names outside of its folder must be intact as well: see `damaged_resource`.
+    With `whole`, the files that it names outside of its folder must be intact as well: see `damaged_resource`. Of
+    several processes, each calls this, and they return the same checkpoint.
     """
     problems: list[str] = []
-    for folder in reversed(folders(parent)):
+    for name in processes.decide(lambda: [folder.name for folder in reversed(folders(parent))]):
+        saved, wrong = None, ""
         try:
-            saved = read(folder, unneeded)
+            saved = read(parent / name, unneeded, processes)
+            wrong = damaged_resource(saved, processes) if whole else ""
         except ValueError as error:
-            problems.append(str(error))
-            continue
-        wrong = damaged_resource(saved) if whole else ""
-        if not wrong:
+            wrong = str(error)
+        if found := next(filter(None, processes.gather(wrong)), ""):
+            problems.append(found)
+        else:
             return saved, problems
-        problems.append(wrong)
     return None, problems
 
 

@@ -11,6 +11,7 @@ from jaxrl_fast.runs.checkpoint import (
     PREFIX,
     RESOURCES,
     SAVED,
+    Arrays,
     best,
     discard,
     finish,
@@ -22,7 +23,7 @@ from jaxrl_fast.runs.checkpoint import (
     step_of,
     write_arrays,
 )
-from jaxrl_fast.runs.parts import Part, describe, name_of
+from jaxrl_fast.runs.parts import WHOLE, Division, describe, name_of
 from jaxrl_fast.types.host import HostResource
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.files import ASIDE
@@ -54,12 +55,22 @@ class Writer:
         """Return the folder of the checkpoint at these environment steps."""
         return self.parent / f"{PREFIX}{env_steps:012d}"
 
-    def save(self, folder: Path, part: Part, manifest: Mapping[str, Any], score: float | None) -> None:
-        """Start to write a checkpoint; with a `score`, mark it as the best so far."""
+    def save(
+        self,
+        folder: Path,
+        arrays: Arrays,
+        manifest: Mapping[str, Any],
+        score: float | None,
+        division: Division = WHOLE,
+    ) -> None:
+        """Start to write a checkpoint; with a `score`, mark it as the best so far.
+
+        Of several processes, each writes its `arrays`.
+        """
         assert self.thread is None, "wait for the previous checkpoint first"
         resources = {resource.name: resource.save() for resource in self.resources}
         problem = self.team.decide(lambda: _problem_of(prepare, folder))
-        arguments = folder, part, manifest, resources, score, problem
+        arguments = folder, arrays, manifest, division, resources, score, problem
         self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
         self.thread.start()
 
@@ -92,22 +103,23 @@ class Writer:
     def _write(
         self,
         folder: Path,
-        part: Part,
+        arrays: Arrays,
         manifest: Mapping[str, Any],
+        division: Division,
         resources: Mapping[str, Callable[[], dict[str, Any]]],
         score: float | None,
         problem: str,
     ) -> None:
         """Write a checkpoint and remove old ones; record any error for `wait`. Process 0 completes it."""
-        own: dict[str, Any] = {"blocks": part.blocks, RESOURCES: {}, "sha256": ""}
+        own: dict[str, Any] = {"blocks": division.blocks, RESOURCES: {}, "sha256": ""}
         try:
             if not problem:
                 own[RESOURCES] = {name: save() for name, save in resources.items()}
-                own["sha256"] = write_arrays(folder, part.arrays, name_of(self.team.index))
+                own["sha256"] = write_arrays(folder, arrays, name_of(self.team.index))
         except Exception as error:
             problem = why(error)
         each = self.team.gather(own | {"problem": problem}, TOPIC)
-        complete = lambda: _problem_of(_complete, folder, part, manifest, each)
+        complete = lambda: _problem_of(_complete, folder, division, manifest, each)
         if problem := self.team.decide(complete, TOPIC):
             previous = f"the last one is {self.last}" if self.last else "none has been saved yet"
             self.problem = f"a checkpoint could not be written ({problem}); {previous}"
@@ -144,13 +156,13 @@ def _problem_of(act: Callable[..., None], *arguments: Any) -> str:
     return ""
 
 
-def _complete(folder: Path, part: Part, manifest: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> None:
+def _complete(folder: Path, division: Division, manifest: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> None:
     """Complete a checkpoint from what each process has written. Raises OSError, and nothing is left behind then."""
     for i, written in enumerate(each):
         if problem := written["problem"]:
             discard(folder)
             raise OSError(0, f"process {i}: {problem}" if i else problem)
     resources = {name: saved for written in each for name, saved in written[RESOURCES].items()}
-    arrays = describe(manifest["arrays"], part.once, [written["blocks"] for written in each])
+    arrays = describe(manifest.get("arrays", {}), division.once, [written["blocks"] for written in each])
     files = {name_of(i): written["sha256"] for i, written in enumerate(each)}
     finish(folder, files, {**manifest, "arrays": arrays} | ({RESOURCES: resources} if resources else {}))

@@ -130,7 +130,7 @@ def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, .
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
 
-    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=True)
+    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=True, processes=team.current())
     if saved is not None:
         _check_metrics(folder, saved)
     elif problems:  # starting again would overwrite the metrics

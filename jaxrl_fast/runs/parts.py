@@ -23,12 +23,14 @@ MAX_COMPARED = 2**26  # bytes of an array up to which it is compared between sha
 ONCE, BLOCKS = "once", "blocks"  # in the manifest's entry of an array
 
 
-class Part(NamedTuple):
-    """The arrays that one process writes."""
+class Division(NamedTuple):
+    """How several processes divide a checkpoint's arrays."""
 
-    arrays: dict[str, np.ndarray]
-    blocks: dict[str, Index]  # of those that are parts of larger arrays
-    once: frozenset[str]  # arrays that are equal in all shards; process 0 has one row of each
+    blocks: Mapping[str, Index] = {}  # where this process's rows lie in arrays of which it has a part
+    once: frozenset[str] = frozenset()  # arrays that are equal in all shards; process 0 has one row of each
+
+
+WHOLE = Division()  # one process has all arrays
 
 
 def name_of(index: int) -> str:
@@ -36,7 +38,9 @@ def name_of(index: int) -> str:
     return f"state-{index}.safetensors" if index else ARRAYS
 
 
-def divide(arrays: Mapping[str, np.ndarray], whole: Mapping[str, Array], num_seeds: int, team: Team) -> Part:
+def divide(
+    arrays: Mapping[str, np.ndarray], whole: Mapping[str, Array], num_seeds: int, team: Team
+) -> tuple[dict[str, np.ndarray], Division]:
     """Return what this process writes of the arrays that all have together. All processes must call this.
 
     Args:
@@ -55,7 +59,7 @@ def divide(arrays: Mapping[str, np.ndarray], whole: Mapping[str, Array], num_see
                 found[name] = rows[:1]
         else:
             found[name], blocks[name] = rows, local_index(whole[name])
-    return Part(found, blocks, once)
+    return found, Division(blocks, once)
 
 
 def _fingerprint(rows: np.ndarray) -> str:
@@ -77,7 +81,9 @@ def describe(
     return found
 
 
-def join(files: Mapping[str, Mapping[str, np.ndarray]], kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def join(
+    files: Mapping[str, Mapping[str, np.ndarray]], kinds: Mapping[str, Mapping[str, Any]]
+) -> dict[str, np.ndarray]:
     """Return whole arrays by name from those of each file. Files may lack arrays, which are then missing."""
     arrays: dict[str, np.ndarray] = {}
     for file, found in files.items():
@@ -91,4 +97,3 @@ def join(files: Mapping[str, Mapping[str, np.ndarray]], kinds: Mapping[str, Mapp
             else:
                 arrays[name] = rows
     return arrays
-

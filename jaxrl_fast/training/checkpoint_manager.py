@@ -13,6 +13,7 @@ from jaxrl_fast.config import settings
 from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel import team
+from jaxrl_fast.parallel.arrays import local_index
 from jaxrl_fast.parallel.program import Program
 from jaxrl_fast.runs import checkpoint, checkpoint_writer, fingerprint, parts
 from jaxrl_fast.training.plan import Plan
@@ -114,7 +115,8 @@ class CheckpointManager:
         needed = checkpoint.names({"agent": self.plan.agent.policy_state(state.agent)})
         parameters = {id(x) for x in jax.tree.leaves(self.plan.agent.parameters(state.agent))}
         learned = {name for name, x in needed.items() if id(x) in parameters}
-        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed}, learned)
+        first = local_index(jax.tree.leaves(state)[0])[0][0] if num_seeds > 1 else 0
+        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed}, learned, first)
         for of_process in self.team.gather(bad):
             if of_process is not None:
                 member, array = of_process
@@ -134,11 +136,11 @@ class CheckpointManager:
             "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
-        part = parts.Part(arrays, {}, frozenset())
+        division = parts.WHOLE
         if self.team.count > 1:
-            part = parts.divide(arrays, checkpoint.names(state), num_seeds, self.team)
+            arrays, division = parts.divide(arrays, checkpoint.names(state), num_seeds, self.team)
         of_host = (buffered if self.team.leads else {}) | of_envs
-        self.writer.save(folder, part._replace(arrays=part.arrays | of_host), manifest, score)
+        self.writer.save(folder, arrays | of_host, manifest, score, division)
         return None
 
     def _num_grad_workers(self) -> int:
@@ -212,14 +214,18 @@ class CheckpointManager:
         if folder is not None and folder.is_dir():
             self.writer.mark(folder, best["eval_return_mean"])
 
-    def _not_finite(self, arrays: checkpoint.Arrays, learned: set[str]) -> tuple[int, str] | None:
-        """Return the first seed that newly has a NaN or an infinite parameter, and the array's name."""
+    def _not_finite(self, arrays: checkpoint.Arrays, learned: set[str], first: int) -> tuple[int, str] | None:
+        """Return the first seed that newly has a NaN or an infinite parameter, and the array's name.
+
+        Several seeds are the rows of the arrays, from the `first` that this process has.
+        """
         diverged = self.tracker.diverged
         for i in range(len(diverged)):
             for name, x in arrays.items():
                 if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":
                     continue
-                one = x[i] if len(diverged) > 1 else x
+                rows = x[i - first :][:1] if i >= first else x[:0]
+                one = rows if len(diverged) > 1 else x
                 wrong = ~np.isfinite(one) if name in learned else np.isnan(one)
                 if wrong.any():
                     return i, name

@@ -45,7 +45,9 @@ class RunProgress:
         )
         self.checkpoints = CheckpointManager(plan, self.tracker)
         self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.max_eval_episodes or 1, plan.varied)
-        self.logger: run_logger.RunLogger | run_logger.NoLogger | None = None  # None until there is a state to train from
+        self.logger: run_logger.RunLogger | run_logger.NoLogger | None = (
+            None  # None until there is a state to train from
+        )
         self.finished = 0  # updates
         self.times = dict.fromkeys(TIMES, 0.0)
         self.train_time_before = 0.0  # seconds, in earlier processes of the run

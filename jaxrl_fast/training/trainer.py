@@ -201,7 +201,12 @@ class Trainer:
         except Exception as error:
             if blamed(error) is None:
                 self.team.settle()
-            if self.team.count > 1 or self.plan.env.on_device or self.exact_host_resume or not self.dispatcher.discard_pending():
+            if (
+                self.team.count > 1
+                or self.plan.env.on_device
+                or self.exact_host_resume
+                or not self.dispatcher.discard_pending()
+            ):
                 raise
             self.record(everything=True)
             self.saved = None

@@ -10,7 +10,6 @@ from jaxrl_fast.utils import target, warnings
 from jaxrl_fast.utils.memory import format_bytes
 from jaxrl_fast.utils.parsing import one_line
 
-
 FIXED: list[int] = []  # the number of CPU devices, once the processes of a run have agreed on it
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from jaxrl_fast.utils.errors import why
 
-
 SILENCED: list[str] = []  # why this process prints no warnings
 
 

@@ -16,9 +16,9 @@ LIMIT_S = 240
 def free_port():
     """Return a port that is free, and its successor too."""
     for port in range(20_000 + os.getpid() % 10_000, 60_000, 7):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
+        servers = (socket.create_server(("127.0.0.1", p)) for p in (port, port + 1))
+        with contextlib.suppress(OSError), next(servers), next(servers):
+            return port
     raise RuntimeError("no free port")
 
 
@@ -27,8 +27,10 @@ class Processes:
 
     def __init__(self, line, num, folder, devices=1, options=(), addresses=None, module="jaxrl_fast.train"):
         self.port, self.started, self.files = free_port(), [], []
-        # One process sums in shared memory, and several by XLA's sum, around which XLA rounds differently.
-        environ = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAXRL_FAST_KERNELS": "dense,conv,layer_norm,host_call"}
+        # One process sums in shared memory, and several by XLA's sum, around which XLA rounds differently. So it does
+        # with the compiler flags of conftest.py, which optimize less.
+        kernels = "dense,conv,layer_norm,host_call"
+        environ = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAXRL_FAST_KERNELS": kernels, "XLA_FLAGS": ""}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), str(folder), os.environ.get("PYTHONPATH"))))
         for i in range(num):
             address = addresses[i] if addresses else f"127.0.0.1:{self.port},{num},{i}"

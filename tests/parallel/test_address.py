@@ -29,7 +29,7 @@ def test_whole_address():
 
 
 def test_address_of_ipv6():
-    assert read("[::1]:29500,2,0", {})[:2] == ("::1", 29500)
+    assert read("[::1]:29500,2,0", {}) == Address("::1", 29500, 2, 0)
 
 
 def test_slurm_says_everything():

@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 import pytest
-from tests.helpers import processes, runs
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import checkpoint, directory
+from tests.helpers import processes, runs
 
 ON_POLICY = "--num-envs 8 --rollout-length 16 --num-minibatches 2 --hidden-sizes 8 --total-steps 2048"
 OFF_POLICY = "--num-envs 4 --rollout-length 4 --learning-starts 64 --batch-size 16 --size 256 --hidden-sizes 8"
@@ -68,7 +68,7 @@ LONG = {"ppo": 40_960, "dqn-disk": 8_000, "ppo-gymnasium": 20_480}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLED)
 def test_killed_process_ends_all_and_resumed_run_has_the_same_bits(name, tmp_path):
-    """Kill process 1 after a checkpoint; then resume by as many processes, and compare with a run that was not killed."""
+    """Kill process 1 after a checkpoint, resume by as many processes, and compare with a run that was not killed."""
     line, whole = f"{KILLED[name]} {COMMON}", f"--total-steps {LONG[name]}"
     processes.run(f"{line} {whole} --run-dir one", 2, tmp_path)
     killed = processes.Processes(f"{line} {whole} --save-every {LONG[name] // 20} --run-dir two", 2, tmp_path)

@@ -6,12 +6,13 @@ import queue
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
-from tests.helpers.processes import free_port
 
 from jaxrl_fast.parallel import distributed, line, team
 from jaxrl_fast.parallel.address import Address
+from tests.helpers.processes import free_port
 
 pytestmark = pytest.mark.unit
 
@@ -82,7 +83,7 @@ def met(count, told=lambda i: {}, addresses=None, seconds=5.0):
     """Return what `line.meet` gives each of `count` processes."""
     port = free_port()
     addresses = addresses or [Address("127.0.0.1", port, count, i) for i in range(count)]
-    addresses = [address._replace(port=port) for address in addresses]
+    addresses = [replace(address, port=port) for address in addresses]
     return in_threads([lambda a=a: line.meet(a, told(a.index), seconds) for a in addresses])
 
 
@@ -127,7 +128,9 @@ def test_topics_do_not_mix(ended):
     assert in_threads([*first, *second]) == [["a0", "a1"]] * 2 + [["b0", "b1"]] * 2
 
 
-@pytest.mark.parametrize(("count", "num", "shares"), [(1, 4, [[0, 1, 2, 3]]), (2, 4, [[0, 1], [2, 3]]), (2, 2, [[0], [1]])])
+@pytest.mark.parametrize(
+    ("count", "num", "shares"), [(1, 4, [[0, 1, 2, 3]]), (2, 4, [[0, 1], [2, 3]]), (2, 2, [[0], [1]])]
+)
 def test_share(count, num, shares, ended):
     own = teams(count) if count > 1 else [team.ALONE]
     assert [list(t.share(num)) for t in own] == shares
@@ -182,7 +185,7 @@ def test_chunk_that_takes_too_long_ends_all(ended, capsys):
     own = teams(2, timeout=0.1)
     own[0].watch(True)
     assert sorted(ended.get(timeout=5)[0] for _ in range(2)) == [0, 1]
-    assert "error: no chunk has ended for 0.1 s (distributed.timeout)\n" == capsys.readouterr().err
+    assert capsys.readouterr().err == "error: no chunk has ended for 0.1 s (distributed.timeout)\n"
 
 
 def test_late_process_is_named(ended, capsys):
@@ -212,20 +215,20 @@ def test_end_of_all_is_no_failure(ended):
 
 def test_missing_processes_are_named():
     address = Address("127.0.0.1", 0, 4, 0)
-    results = met(4, addresses=[address, address._replace(index=2)], seconds=0.5)
+    results = met(4, addresses=[address, replace(address, index=2)], seconds=0.5)
     assert "4 processes must be started, got none with index 1, 3; start all of them" in str(results[0])
     assert isinstance(results[1], line.Refused)
 
 
 def test_two_processes_with_one_index():
     address = Address("127.0.0.1", 0, 3, 0)
-    results = met(3, addresses=[address, address._replace(index=1), address._replace(index=1)])
+    results = met(3, addresses=[address, replace(address, index=1), replace(address, index=1)])
     assert "two processes have the index 1; give each another" in str(results[0])
 
 
 def test_other_number_of_processes():
     address = Address("127.0.0.1", 0, 2, 0)
-    results = met(2, addresses=[address, address._replace(index=1, count=3)])
+    results = met(2, addresses=[address, replace(address, index=1, count=3)])
     assert "all must give the same number of processes, 2, got 3 from process 1" in str(results[0])
     assert isinstance(results[1], line.Refused)
 
@@ -240,7 +243,7 @@ def test_stranger_does_not_disturb():
         for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'{"index": 1}\n'):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(words)
-        return line.meet(own._replace(index=1), {"a": 1}, 5)
+        return line.meet(replace(own, index=1), {"a": 1}, 5)
 
     first, second = in_threads([lambda: line.meet(own, {"a": 0}, 5), stranger])
     assert [told["a"] for told in first[1]] == [told["a"] for told in second[1]] == [0, 1]

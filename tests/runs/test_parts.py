@@ -1,6 +1,7 @@
 """Checkpoints that several processes write, against the arrays that they have together."""
 
 import hashlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,14 +31,19 @@ def fingerprint(rows):
     return hashlib.blake2b(rows[0].tobytes(), digest_size=16).hexdigest() if equal else ""
 
 
+def index_of(i, count, x):
+    """Return where the rows of process i lie in an array."""
+    each = len(x.array) // count
+    return [[i * each, (i + 1) * each], *([0, size] for size in x.array.shape[1:])]
+
+
 def written(arrays, count, num_seeds, monkeypatch):
     """Return each process's part of arrays [num_shards, ...], of which each has equally many rows."""
     share = {name: np.split(x, count) for name, x in arrays.items()}
     told = [{name: fingerprint(x[i]) for name, x in share.items()} if num_seeds == 1 else {} for i in range(count)]
     found = []
     for i in range(count):
-        index = lambda x: [[i * len(x) // count, (i + 1) * len(x) // count], *([0, n] for n in x.shape[1:])]  # noqa: B023
-        monkeypatch.setattr(parts, "local_index", lambda x: index(x.array))
+        monkeypatch.setattr(parts, "local_index", partial(index_of, i, count))
         whole = {name: SimpleNamespace(array=x) for name, x in arrays.items()}
         own = {name: x[i] for name, x in share.items()}
         found.append(parts.divide(own, whole, num_seeds, Process(i, told)))
@@ -56,15 +62,15 @@ def test_joined_parts_are_the_whole(count, each, num_seeds, data):
     with pytest.MonkeyPatch.context() as monkeypatch:
         found = written(arrays, count, num_seeds, monkeypatch)
     kinds = {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in arrays.items()}
-    manifest = parts.describe(kinds, found[0].once, [part.blocks for part in found])
-    joined = parts.join({parts.name_of(i): part.arrays for i, part in enumerate(found)}, manifest)
+    manifest = parts.describe(kinds, found[0][1].once, [division.blocks for _, division in found])
+    joined = parts.join({parts.name_of(i): part for i, (part, _) in enumerate(found)}, manifest)
     assert joined.keys() == arrays.keys()
     for name, x in arrays.items():
         assert joined[name].dtype == x.dtype
         np.testing.assert_array_equal(joined[name], x)
-    sizes = sum(x.size for part in found for x in part.arrays.values())
+    sizes = sum(x.size for part, _ in found for x in part.values())
     equal = {name for name, x in arrays.items() if num_seeds == 1 and fingerprint(x)}
-    assert found[0].once == equal
+    assert found[0][1].once == equal
     assert sizes == sum(x.size // len(x) if name in equal else x.size for name, x in arrays.items())
 
 
@@ -72,15 +78,15 @@ def test_bits_decide_whether_shards_are_equal(monkeypatch):
     """0.0 == -0.0, and NaN != NaN, but each has its own bits."""
     arrays = {"zero": np.array([0.0, -0.0], np.float32), "nan": np.array([np.nan, np.nan], np.float32)}
     found = written(arrays, 2, 1, monkeypatch)
-    assert found[0].once == {"nan"}
-    assert set(found[0].arrays) == {"zero", "nan"} and set(found[1].arrays) == {"zero"}
+    assert found[0][1].once == {"nan"}
+    assert set(found[0][0]) == {"zero", "nan"} and set(found[1][0]) == {"zero"}
 
 
 def test_large_arrays_are_not_compared(monkeypatch):
     monkeypatch.setattr(parts, "MAX_COMPARED", 7)
     monkeypatch.setattr("tests.runs.test_parts.fingerprint", lambda rows: "")
     found = written({"replay": np.zeros((2, 2), np.float32)}, 2, 1, monkeypatch)
-    assert not found[0].once and found[1].blocks == {"replay": [[1, 2], [0, 2]]}
+    assert not found[0][1].once and found[1][1].blocks == {"replay": [[1, 2], [0, 2]]}
 
 
 def test_names_of_files():
