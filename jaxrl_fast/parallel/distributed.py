@@ -4,8 +4,10 @@ Each process runs the same command, with `--distributed` and, without a launcher
 one set of devices of all. A run is the same program on each of them, on its shards of the environments.
 """
 
+import atexit
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from jaxrl_fast.parallel import address, line, team
 from jaxrl_fast.parallel.address import Address
 from jaxrl_fast.utils import devices, warnings
+from jaxrl_fast.utils.errors import why
 
 TIMEOUT_S = 600.0  # seconds of the longest chunk
 PACKAGE = Path(__file__).parents[1]
@@ -101,7 +104,8 @@ def joined(text: str = "", timeout: float = TIMEOUT_S, devices: int | str = "aut
     try:
         yield team.current()
     except BaseException as error:
-        team.current().fail(f"{type(error).__name__}: {error}")
+        team.current().fail(why(error))
+        atexit.register(os._exit, team.FAILED)  # before JAX's own end, which waits for the other processes
         raise
     team.current().leave()
 

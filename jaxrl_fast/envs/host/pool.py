@@ -166,7 +166,7 @@ OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs ma
 def of_all(parts: Mapping[int, Any]) -> dict[str, Any]:
     """Return the functions of a `HostEnv` that call those of all parts: pools, or the `HostEnv` of each shard.
 
-    The names of saved arrays begin with the index of a part. A process has those of its own shards.
+    The names of saved arrays begin with the index of a part. A process has those of its shards.
     """
 
     def call(name: str, *args: Any) -> None:
