@@ -1,0 +1,18 @@
+"""A local Ray cluster for tests."""
+
+import pytest
+
+from jaxrl_fast.utils import ray_cluster
+
+
+def local_ray():
+    """Yield the module `ray`, with a cluster of two cores on this machine; shut it down afterwards."""
+    ray = pytest.importorskip("ray")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_ADDRESS", "local")
+    patch.setenv("PYTHONWARNINGS", "default")
+    try:
+        yield ray_cluster.connect("host.workers", "ray:2")
+    finally:
+        ray.shutdown()
+        patch.undo()
