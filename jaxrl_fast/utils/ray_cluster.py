@@ -1,6 +1,7 @@
 """Connect to a Ray cluster, or start a local one. Ray is imported only here, when it is used."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -42,8 +43,10 @@ def connect(option: str, given: str) -> Any:
     _check(address, option, given)
     try:
         with _same_handlers(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)  # Ray forks and runs a program
-            ray.init(include_dashboard=False, logging_level="ERROR")
+            warnings.filterwarnings(
+                "ignore", r"os\.fork\(\) was called", RuntimeWarning
+            )  # Ray forks and runs a program
+            ray.init(include_dashboard=False, logging_level=logging.ERROR)
     except Exception as error:  # of many kinds: no memory, no port, another version
         reason = " ".join(text_of(error).split())[:200]
         raise ValueError(f"{option}: Ray could not be started or reached ({reason}), got {given}") from error
@@ -82,7 +85,9 @@ def _same_handlers() -> Iterator[None]:
 def reason_of(error: BaseException) -> str:
     """Return in one line why a Ray actor or task has ended."""
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
-    found = next((line for line in lines if "exit detail: " in line or "dead because" in line), lines[0] if lines else "")
+    found = next(
+        (line for line in lines if "exit detail: " in line or "dead because" in line), lines[0] if lines else ""
+    )
     found = found.rpartition("exit detail: ")[2].partition(" Some common causes")[0]
     if "connection error code" in found:  # Ray knows of the connection only
         return "its process has crashed, exited or been killed"

@@ -109,7 +109,11 @@ def test_exception_of_an_actor_keeps_type_place_and_traceback():
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [2, 4])
 @pytest.mark.parametrize(
-    ("fault", "says"), [("die", r"ended \(its process has crashed, exited or been killed\)"), ("hang", "no answer of a Ray actor within 2 s")]
+    ("fault", "says"),
+    [
+        ("die", r"ended \(its process has crashed, exited or been killed\)"),
+        ("hang", "no answer of a Ray actor within 2 s"),
+    ],
 )
 def test_dead_or_hanging_actor_raises_fault_with_step(fault, says, num):
     """An actor with one environment tells its step; an actor with two, which environments it has."""
@@ -158,7 +162,8 @@ def test_class_of_a_script_runs_in_actors_and_no_process_remains(tmp_path):
     script.write_text(
         "import jaxrl_fast, os\nfrom tests.helpers.gym_envs import Walk\nclass Mine(Walk): pass\n"
         f"run = jaxrl_fast.fit(algo='ppo', env=Mine, workers='ray:2', num_envs=2, total_steps=512, eval_episodes=0,"
-        f" run_dir={str(tmp_path / 'run')!r}, loggers=())\nimport ray\nprint('session', ray.get_runtime_context().gcs_address)\n"
+        f" run_dir={str(tmp_path / 'run')!r}, loggers=())\nimport ray\n"
+        "print('session', ray.get_runtime_context().gcs_address)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
@@ -210,7 +215,9 @@ def test_missing_ray_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(ray_cluster, "util", SimpleNamespace(find_spec=lambda name: None))
     assert train.main(["ppo", "--env", "gymnasium/CartPole-v1", "--host.workers", "ray:2"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: host.workers: ray is not installed, got ray:2; pip install") and said.count("\n") == 1
+    assert (
+        said.startswith("error: host.workers: ray is not installed, got ray:2; pip install") and said.count("\n") == 1
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,8 @@
 """A local Ray cluster for tests."""
 
+import gc
+import warnings
+
 import pytest
 
 from jaxrl_fast.utils import ray_cluster
@@ -15,4 +18,7 @@ def local_ray():
         yield ray_cluster.connect("host.workers", "ray:2")
     finally:
         ray.shutdown()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves files open
+            gc.collect()
         patch.undo()

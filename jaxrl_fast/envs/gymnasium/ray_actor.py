@@ -21,7 +21,11 @@ from jaxrl_fast.envs.gymnasium.stepping import Stepper
 from jaxrl_fast.utils import ray_cluster
 
 TOKEN_BYTES = 32  # the first bytes of a connection: only the pool knows them
-KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a machine without power counts as dead in 60 s
+KEEPALIVE = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+}  # a machine without power counts as dead in 60 s
 JOIN_S = 60.0  # for the pool to connect to an actor that has started
 
 
@@ -107,7 +111,7 @@ class Worker:
         self.sent = arrays_in(layout, num_envs, self.buffer)
         self.token, self.in_step = secrets.token_bytes(TOKEN_BYTES), False
         self.channel: socket.socket | None = None  # until the actor has started
-        made = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")(Actor)
+        made: Any = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")(Actor)
         self.actor = made.remote()
         self.address = self.actor.listen.remote(self.token, sys.path, worker.VARIABLES)
         self.end_of_actor = self.actor.serve.remote(setup)
