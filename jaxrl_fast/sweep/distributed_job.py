@@ -16,6 +16,7 @@ from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, is_finished, read_plan
 from jaxrl_fast.utils import files, signals
 
+FOLDER = "slurm"  # files of jobs, in the sweep's folder
 WAIT_S = 300.0  # for the first task's file, on a file system of several machines
 TERM = 15  # SIGTERM: a training saves itself
 
@@ -47,24 +48,21 @@ def run_group_by_name(folder: str, name: str) -> tuple[str, int | None]:
             while process.poll() is None:
                 time.sleep(signals.POLL_S)
     place, group = sweep.folder / name, sweep.groups[name]
-    if not leads or is_finished(place, group):
-        message = f"status {process.returncode}"
-    elif stopped:
-        return "stopped", stopped[0]
-    else:
-        message = f"train --distributed ended with status {process.returncode}; the job's log has the reason"
+    message, ends = f"train --distributed ended with status {process.returncode}", is_finished(place, group)
+    if leads and not ends and not stopped:
         place.mkdir(exist_ok=True)
-        files.replace(place / FAILED, json.dumps({"failure": message}) + "\n")
+        files.replace(place / FAILED, json.dumps({"failure": f"{message}; the job's log has the reason"}) + "\n")
     if leads:
         report.write_report(sweep)
-    return message, None
+    return message, stopped[0] if stopped and not ends else None
 
 
 def _arguments(sweep: SweepPlan, name: str, leads: bool) -> list[str]:
     """Return the arguments of `train`; none if the group has finished."""
     start = f"{os.environ['SLURM_JOB_ID']}_{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-    told = sweep.folder / "slurm" / f"{name}_{start}.json"
+    told = sweep.folder / FOLDER / f"{name}_{start}.json"
     if leads:
+        told.parent.mkdir(exist_ok=True)
         files.replace(told, json.dumps(_chosen(sweep, name)))
     until = time.monotonic() + WAIT_S
     while not told.is_file():
@@ -84,6 +82,6 @@ def _chosen(sweep: SweepPlan, name: str) -> list[str]:
         return []
     if (place / CONFIG).is_file():
         return ["--resume", str(place), "--distributed"]
-    preset = sweep.folder / "slurm" / f"{name}.yaml"
+    preset = sweep.folder / FOLDER / f"{name}.yaml"
     files.replace(preset, yaml.safe_dump(to_mapping(group.settings), sort_keys=False))
     return ["--config", str(preset), "--run-dir", str(place), "--distributed"]

@@ -14,10 +14,11 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.sweep import distributed_job
+from jaxrl_fast.sweep.distributed_job import FOLDER
 from jaxrl_fast.utils.importing import install
 
 TIMEOUT_MIN = 24 * 60  # default time limit of a job
-FOLDER = "slurm"  # submitit's files, in the sweep's folder
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -51,7 +52,7 @@ class Job:
 
     def __call__(self, folder: str, name: str) -> str:
         """Train one group of the sweep in `folder`. Return a line about it."""
-        from jaxrl_fast.sweep import distributed_job, worker
+        from jaxrl_fast.sweep import worker
 
         run = worker.run_group_by_name if self.num_tasks == 1 else distributed_job.run_group_by_name
         message, number = run(folder, name)
