@@ -6,6 +6,7 @@ the folder of the run, which the first one has just made, for one to resume.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from jaxrl_fast.utils import files, signals
 
 FOLDER = "slurm"  # files of jobs, in the sweep's folder
 WAIT_S = 300.0  # for the first task's file, on a file system of several machines
-TERM = 15  # SIGTERM: a training saves itself
+STOP = signal.SIGUSR1  # Slurm sends others to all processes of a task, and a repeated one ends a training at once
 
 
 def run_group_by_name(folder: str, name: str) -> tuple[str, int | None]:
@@ -42,7 +43,7 @@ def run_group_by_name(folder: str, name: str) -> tuple[str, int | None]:
         def stop(number: int) -> None:
             """Stop the training; it saves itself."""
             stopped.append(number)
-            process.send_signal(TERM)
+            process.send_signal(STOP)
 
         with signals.stop_signals(stop):
             while process.poll() is None:

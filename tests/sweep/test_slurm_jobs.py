@@ -158,7 +158,7 @@ def test_task_passes_signals_on_and_first_one_records_failures(
     monkeypatch.setattr(distributed_job.subprocess, "Popen", process)
     message, number = distributed_job.run_group_by_name(str(sweep.folder), "01")
     assert process.words[:3] == [sys.executable, "-m", "jaxrl_fast.train"] and process.words[-1] == "--distributed"
-    assert process.got == ([signal.SIGTERM] if stopped else [])
+    assert process.got == ([signal.SIGUSR1] if stopped else [])
     assert number == expected and message
     failure = directory.failure(sweep.folder / "01")
     assert ("ended with status 1" in failure) == (rank == "0" and not stopped)
