@@ -90,7 +90,8 @@ def run(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
                     num_unsaved += 1
                     warnings.warn(f"{name}: its task failed ({ray_cluster.reason_of(error)}); resume tries it again")
                 except ray.exceptions.RayError as error:  # the process or its node has ended
-                    again = starts[name] < MAX_STARTS and not stopped
+                    is_here = isinstance(error, ray.exceptions.LocalRayletDiedError)  # of this process
+                    again = starts[name] < MAX_STARTS and not stopped and not is_here
                     starts[name] += 1
                     num_unsaved += not again
                     what = "it is started again" if again else "resume tries it again"

@@ -91,4 +91,4 @@ def reason_of(error: BaseException) -> str:
     found = found.rpartition("exit detail: ")[2].partition(" Some common causes")[0]
     if "connection error code" in found:  # Ray knows of the connection only
         return "its process has crashed, exited or been killed"
-    return found.rstrip(".")[:200] or type(error).__name__
+    return found.partition(". ")[0].rstrip(".")[:200] or type(error).__name__

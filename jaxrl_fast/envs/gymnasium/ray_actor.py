@@ -161,7 +161,7 @@ class Worker:
         return kind, result
 
     def status(self) -> str:
-        """Return how the actor has ended: " (its node has died)"."""
+        """Return how the actor has ended: " (its node is unavailable)"."""
         import ray
 
         try:
