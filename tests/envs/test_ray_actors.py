@@ -33,7 +33,7 @@ SHORT |= dict(loggers=(), log_level="quiet", log_every=32)
 SHORT |= dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def ray():
     yield from local_ray()
 
@@ -53,7 +53,7 @@ def faulty(fault, config, **options):
     return description.from_description(described._replace(source=own), 4, config)
 
 
-def test_rows_are_those_of_worker_processes():
+def test_rows_are_those_of_worker_processes(ray):
     """Check rewards, ends, resets and observations bit for bit. Five environments split into two and three."""
     actions = np.random.default_rng(1).integers(2, size=(40, 5)).astype(np.int32)
     found = []
@@ -67,7 +67,7 @@ def test_rows_are_those_of_worker_processes():
 
 
 @pytest.mark.slow
-def test_pool_in_actors_steps_reseeds_saves_and_restores_as_a_local_one():
+def test_pool_in_actors_steps_reseeds_saves_and_restores_as_a_local_one(ray):
     """The state of one pool, with a pending step, is restored in the other."""
     made = source.from_object(gym_envs.Walk, {}, "walk")
     described = description.describe(made)
@@ -97,7 +97,7 @@ def test_pool_in_actors_steps_reseeds_saves_and_restores_as_a_local_one():
 
 
 @pytest.mark.slow
-def test_exception_of_an_actor_keeps_type_place_and_traceback():
+def test_exception_of_an_actor_keeps_type_place_and_traceback(ray):
     env = faulty("raise", ACTORS)
     with pytest.raises(ZeroDivisionError) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
@@ -147,7 +147,7 @@ def test_killed_actor_ends_run_that_resumes(tmp_path, ray):
 
 
 @pytest.mark.slow
-def test_run_in_actors_resumes_in_processes_within_episodes(tmp_path):
+def test_run_in_actors_resumes_in_processes_within_episodes(tmp_path, ray):
     """The result has the bits of a run in processes that was never stopped."""
     options = SHORT | dict(env=f"{MODULE}:Walk", schedule="constant")
     whole = jaxrl_fast.fit(**options, workers=2, run_dir=str(tmp_path / "whole"))
@@ -178,7 +178,7 @@ def test_class_of_a_script_runs_in_actors_and_no_process_remains(tmp_path):
 
 
 @pytest.mark.slow
-def test_connection_without_the_token_is_refused():
+def test_connection_without_the_token_is_refused(ray):
     """A stranger that connects first is not served, and the pool still gets its actor."""
     actor, channels = ray_actor.Actor(), []
     address = actor.listen(b"x" * ray_actor.TOKEN_BYTES, [], {})
@@ -210,6 +210,24 @@ def test_option_value_names_actors():
     assert workers_of("auto", 0.0) == Workers("auto") and workers_of(3, 0.0) == Workers(3)
 
 
+def test_silent_connection_is_late_and_broken_one_is_an_end(monkeypatch):
+    """A machine that is off breaks the connection with the errno of a time-out, which is not one of the environment."""
+    actor = object.__new__(ray_actor.Worker)
+    ours, theirs = socket.socketpair()
+    actor.channel = ours
+    with ours, theirs:
+        with pytest.raises(TimeoutError):
+            actor.receive(0.01)
+        monkeypatch.setattr(ray_actor.worker, "receive", lambda channel: os.read(-1, 1))
+        assert actor.receive(None) == (b"", None)
+
+        def unreachable(channel):
+            raise TimeoutError(110, "Connection timed out")
+
+        monkeypatch.setattr(ray_actor.worker, "receive", unreachable)
+        assert actor.receive(None) == (b"", None)
+
+
 def test_missing_ray_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ray_cluster, "util", SimpleNamespace(find_spec=lambda name: None))
@@ -229,7 +247,8 @@ def test_missing_ray_is_one_line(monkeypatch, capsys, tmp_path):
         ("head", "RAY_ADDRESS must be HOST:PORT"),
     ],
 )
-def test_unreachable_cluster_is_one_line(address, says, monkeypatch, ray):
+def test_unreachable_cluster_is_one_line(address, says, monkeypatch):
+    ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ValueError) as raised:

@@ -22,7 +22,7 @@ LONG = TINY.replace("--total-steps 512", "--total-steps 500M")
 LONG += " --save-every 1s --num-envs 2 --launcher ray --sweep-dir "
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def ray():
     yield from local_ray()
 
@@ -42,7 +42,7 @@ def until(holds, seconds=180):
 
 
 @pytest.mark.slow
-def test_tasks_train_what_this_process_trains(tmp_path, capfd):
+def test_tasks_train_what_this_process_trains(tmp_path, capfd, ray):
     line = f"{TINY} --num-envs 2,4 --seed 3,5 --gamma 0.9,0.99 --log-level info --sweep-dir "
     with start(*(line + str(tmp_path / "here")).split()) as here:
         said = here.communicate(timeout=300)[0]
@@ -66,7 +66,8 @@ class Fragile(Walk):
         return super().step(action if Fragile.num_steps < 400 else 1 // 0)
 
 
-def test_failure_of_a_group_is_recorded(tmp_path, capfd):
+@pytest.mark.slow
+def test_failure_of_a_group_is_recorded(tmp_path, capfd, ray):
     line = f"ppo --env {__name__}:Fragile --num-envs 2 --total-steps 1k --rollout-length 8 --hidden-sizes 4"
     line += " --num-epochs 1 --num-minibatches 1 --eval-episodes 0 --log-level quiet --host.workers 0 --seed 1"
     line += f" --launcher ray --sweep-dir {tmp_path / 'sweep'}"
@@ -127,22 +128,36 @@ def test_killed_task_and_killed_driver_lose_only_time(tmp_path):
 MISTAKES = [
     ("--ray-option num_cpus=1", "error: ray_options: needs launcher ray\n"),
     ("--launcher ray --workers 2", "error: workers: must be 1 with launcher ray, which has a task per group, got 2"),
-    ("--launcher ray --ray-option num_cpus=9999", "error: ray_options: num_cpus: a task needs more than any node"),
-    ("--launcher ray --ray-option num_gpus=1", "of the cluster has (0), got 1; use at most 0"),
-    ("--launcher ray --ray-option num_cpus=few", "error: ray_options: num_cpus: must be a number, got few"),
-    ("--launcher ray --ray-option no_such=1", "error: ray_options: "),
+]
+MISTAKES_IN_A_CLUSTER = [
+    ("num_cpus=9999", "error: ray_options: num_cpus: a task needs more than any node of the cluster has (2), got 9999"),
+    ("num_gpus=1", "of the cluster has (0), got 1; use at most 0"),
+    ("num_cpus=few", "error: ray_options: num_cpus: must be a number, got few"),
+    ("no_such=1", "error: ray_options: "),
 ]
 
 
-@pytest.mark.parametrize(("words", "says"), MISTAKES, ids=[words.replace(" ", "") for words, _ in MISTAKES])
-def test_mistake_is_one_line(words, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def check_mistake(words, says, folder, capsys):
     assert __main__.main([*TINY.split(), *words.split()]) == 2
     found = capsys.readouterr().err
     assert says in found and found.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize(("words", "says"), MISTAKES, ids=["option", "workers"])
+def test_mistake_is_one_line(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    check_mistake(words, says, tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_options_that_no_node_can_meet_are_one_line(tmp_path, monkeypatch, capsys, ray):
+    monkeypatch.chdir(tmp_path)
+    for option, says in MISTAKES_IN_A_CLUSTER:
+        check_mistake(f"--launcher ray --ray-option {option}", says, tmp_path, capsys)
+
+
+@pytest.mark.slow
 def test_node_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch, ray):
     """Ask the only node twice, as two nodes."""
     monkeypatch.setattr(ray_tasks, "_nodes", lambda ray: 2 * [node for node in ray.nodes() if node["Alive"]])
@@ -155,6 +170,7 @@ def test_node_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch, ray):
         ray_tasks.check_nodes(tmp_path)
 
 
+@pytest.mark.slow
 def test_environment_object_is_refused(ray):
     with pytest.raises(ValueError, match="env: workers and launcher require a name"):
         __main__.prepare.prepare(grid.from_keywords(algo="ppo", env=lambda: Walk(), launcher="ray"))

@@ -150,7 +150,9 @@ class Worker:
             channel = self._connect()
             channel.settimeout(timeout_s)
             kind, value = worker.receive(channel)
-        except (ConnectionError, EOFError):
+        except (OSError, EOFError) as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # not of the connection: the answer is late
+                raise
             return b"", None
         if kind != worker.RESULT or value is None:  # value None: the environments are made
             return kind, value
