@@ -3,12 +3,14 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import threading
 import warnings
 from collections.abc import Iterator
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.utils.errors import text_of
@@ -39,34 +41,45 @@ def connect(option: str, given: str) -> Any:
 
     if ray.is_initialized():
         return ray
-    address = os.environ.get(ADDRESS, "")
-    _check(address, option, given)
+    address = _address(option, given)
     try:
         with _same_handlers(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", r"os\.fork\(\) was called", RuntimeWarning
-            )  # Ray forks and runs a program
-            ray.init(include_dashboard=False, logging_level=logging.ERROR)
-    except Exception as error:  # of many kinds: no memory, no port, another version
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)  # a program follows
+            ray.init(address, include_dashboard=False, logging_level=logging.ERROR)
+    except Exception as error:  # of many kinds: no memory, no port, another version, a token
         reason = " ".join(text_of(error).split())[:200]
-        raise ValueError(f"{option}: Ray could not be started or reached ({reason}), got {given}") from error
+        remedy = f"check {ADDRESS}, and RAY_AUTH_MODE=token if the cluster demands one"
+        raise ValueError(f"{option}: Ray could not be started or reached ({reason}), got {given}; {remedy}") from error
     return ray
 
 
-def _check(address: str, option: str, given: str) -> None:
-    """Raise ValueError if no cluster answers at this address."""
-    if address in ("", "auto", "local"):
-        return
-    host, _, port = address.rpartition(":")
+def _address(option: str, given: str) -> str | None:
+    """Return where Ray looks for a cluster: None for `RAY_ADDRESS`, or for one of this machine; "local" for a new one.
+
+    Raises ValueError if `RAY_ADDRESS` names a cluster that does not answer.
+    """
+    address = os.environ.get(ADDRESS, "")
+    if address in ("", "auto", "local"):  # a head node that was killed leaves its address behind
+        left = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        found = left.read_text().strip() if left.is_file() else ""
+        return "local" if not address and found and _why_silent(found) else None
     remedy = f"set {ADDRESS} to the head node's HOST:PORT, or unset it to use this machine"
-    if "://" in address or not host or not port.isdecimal():
+    if "://" in address or not re.fullmatch(r".+:\d+", address):
         problem = f"{ADDRESS} must be HOST:PORT, of a cluster that has this machine as a node"
         raise ValueError(f"{option}: {problem}, got {address}; {remedy}")
+    if reason := _why_silent(address):
+        raise ValueError(f"{option}: no Ray cluster answers at {address} ({reason}), got {given}; {remedy}")
+    return None
+
+
+def _why_silent(address: str) -> str:
+    """Return why nothing answers at HOST:PORT, or ""."""
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or text_of(error)
-        raise ValueError(f"{option}: no Ray cluster answers at {address} ({reason}), got {given}; {remedy}") from error
+    except (OSError, OverflowError, ValueError) as error:
+        return getattr(error, "strerror", None) or text_of(error)
+    return ""
 
 
 @contextlib.contextmanager

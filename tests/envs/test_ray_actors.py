@@ -239,6 +239,18 @@ def test_missing_ray_is_one_line(monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_address_that_a_killed_cluster_has_left_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert ray_cluster._address("x", "y") is None
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
+    assert ray_cluster._address("x", "y") == "local"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{server.getsockname()[1]}")
+        assert ray_cluster._address("x", "y") is None
+
+
 @pytest.mark.parametrize(
     ("address", "says"),
     [
