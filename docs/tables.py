@@ -491,6 +491,14 @@ def several_machines() -> str:
     return grid(header, rows)
 
 
+def ray_actors() -> str:
+    """Return the time of a step of environments that wait, in worker processes and in Ray actors."""
+    found = read("ray_actors_cpu")["step"]
+    names = {"processes": "worker processes", "ray_actors": "Ray actors"}
+    row = lambda key: [names[key], f"{found['ms_per_step'][key]:.1f}", f"{found['start_s'][key]:.0f}"]
+    return grid([f"{found['num_envs']} environments in", "ms per step", "seconds to start"], map(row, names))
+
+
 def gpu_programs(gpu: str) -> str:
     """Return the kernels of each compiled program: with the waits for the host, of each step."""
     steps = ("environment_step", "gradient_step", "update")
@@ -621,6 +629,7 @@ KINDS = {
     "several_machines": several_machines,
     "shared": shared,
     "gpu_programs": gpu_programs,
+    "ray_actors": ray_actors,
     "throughput": throughput,
     "seeds": seeds,
     "atari_speed": atari_speed,

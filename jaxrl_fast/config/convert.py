@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_fast.config.sources import SWEEP, Setting, one
-from jaxrl_fast.options.declare import Importable, Option, Period, Seconds
+from jaxrl_fast.options.declare import Importable, Option, Period, RayActors, Seconds
+from jaxrl_fast.options.host import RAY
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.parsing import (
     MAX_FLOAT,
@@ -28,6 +29,7 @@ EXPECTED = {
     float: "a number",
     Seconds: "a time (30, 30s, 5min, 2h)",
     Period: "environment steps (64k, 1M) or a time (30s, 5min, 2h)",
+    RayActors: "Ray actors (ray:64, at most ray:1024)",
     Importable: "a class (package.module:Class)",
     bool: "true or false",
     types.NoneType: "none",
@@ -143,6 +145,8 @@ def _cast(kind: Any, value: Any) -> Any:
     if kind is Period:
         num_steps, seconds = parse_period(text)
         return text if seconds else num_steps
+    if kind is RayActors and text.startswith(RAY) and 1 <= parse_int(text.removeprefix(RAY)) <= 1024:
+        return f"{RAY}{parse_int(text.removeprefix(RAY))}"
     if kind in (int, float) and not isinstance(value, bool):
         return parse_int(text) if kind is int else parse_float(text)
     if kind is str and isinstance(value, str | Path):

@@ -13,7 +13,17 @@ from jaxrl_fast.config.presets import shipped
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.config.sources import PROGRAM, SINGULAR, join_names
 from jaxrl_fast.options import ALGORITHMS
-from jaxrl_fast.options.declare import Importable, Option, Period, Seconds, complete, fields_of, options_of, value_of
+from jaxrl_fast.options.declare import (
+    Importable,
+    Option,
+    Period,
+    RayActors,
+    Seconds,
+    complete,
+    fields_of,
+    options_of,
+    value_of,
+)
 from jaxrl_fast.options.run import DEFAULT, Options
 from jaxrl_fast.utils.parsing import nearest
 
@@ -23,6 +33,7 @@ NAMES = {
     float: "X",
     Seconds: "TIME",
     Period: "STEPS|TIME",
+    RayActors: "ray:N",
     Importable: "MODULE:CLASS",
     str: "TEXT",
     Any: "VALUE",

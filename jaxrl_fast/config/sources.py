@@ -15,6 +15,7 @@ ALIASES = {
     "env_option": "env_options",
     "network.option": "network.options",
     "slurm_option": "slurm_options",
+    "ray_option": "ray_options",
     "h": "help",
 }
 SINGULAR = {name: alias for alias, name in ALIASES.items() if name != "help"}  # as help writes them

@@ -194,7 +194,7 @@ def _check_host_config(backend: str, env: "types.Env", config: "HostEnvConfig") 
         raise ValueError(f"episodes_file: {env.spec.id} takes no seeds or options of reset, got a file; leave it out")
     if config.workers.num not in ("auto", 0) and backend != "gymnasium":
         remedy = "leave it out" if env.on_device else "use env_options num_threads"
-        raise ValueError(f"host.workers: {env.spec.id} has no worker processes, got {config.workers.num}; {remedy}")
+        raise ValueError(f"host.workers: {env.spec.id} has no worker processes, got {config.workers}; {remedy}")
 
 
 def registered(backend: str = "gymnax") -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, NewType, TypeVar
 Seconds = NewType("Seconds", float)  # may be written with a unit: 30s, 5min, 2h
 Importable = NewType("Importable", str)  # package.module:Class
 Period = NewType("Period", str)  # environment steps or a time: 1M, 30s, 5min, 2h
+RayActors = NewType("RayActors", str)  # a number of Ray actors: ray:64
 Record = TypeVar("Record")  # a dataclass of options
 
 

@@ -3,17 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxrl_fast.options.declare import NON_NEGATIVE, Bounds, Part, Seconds, option
+from jaxrl_fast.options.declare import NON_NEGATIVE, Bounds, Part, RayActors, Seconds, option
+
+RAY = "ray:"  # begins a number of Ray actors
 
 
 @dataclass(frozen=True)
 class Host(Part):
     """How environments on the host are stepped. Environments on the device have none of these options."""
 
-    workers: int | Literal["auto"] = option(
+    workers: int | RayActors | Literal["auto"] = option(
         "auto",
-        "Worker processes for each pool of Python environments; 0: step them in the training process. auto: "
-        "chosen by the measured time of a step.",
+        "Worker processes for each pool of Python environments; 0: step them in the training process. ray:N: N Ray "
+        "actors, on all nodes of a cluster. auto: chosen by the measured time of a step.",
         bounds=Bounds(0, 1024),
         resumable=True,
         sweepable=False,

@@ -36,7 +36,7 @@ def sweep(
         algo: Name of a built-in algorithm, or the module or module name of a custom one.
         agent: Options of the algorithm: `{"learning_rate": [1e-4, 1e-3]}`.
         **options: Options of `fit`: `num_envs=[64, 256], seed=range(5)`. The options `scale`, `sweep_dir`, `workers`,
-            `launcher`, `slurm_options`, `retry` and `resume` belong to the sweep itself.
+            `launcher`, `slurm_options`, `ray_options`, `retry` and `resume` belong to the sweep itself.
 
     Returns:
         The finished sweep: its folder and a dictionary for each training.

@@ -264,10 +264,12 @@ def _own(written: list[Setting]) -> tuple[SweepOptions, str]:
         raise ValueError(f"{origin}: cannot be combined with resume, which continues the sweep as it is")
     if own.retry and not (resume or own.sweep_dir):
         raise ValueError("retry: needs the sweep to retry; add resume or sweep_dir")
-    if own.slurm_options and own.launcher != "slurm":
-        raise ValueError("slurm_options: needs launcher slurm")
-    if own.launcher == "slurm" and own.workers > 1:
-        raise ValueError(f"workers: must be 1 with launcher slurm, which has a job per group, got {own.workers}")
+    for launcher, each, what in (("slurm", own.slurm_options, "job"), ("ray", own.ray_options, "task")):
+        if each and own.launcher != launcher:
+            raise ValueError(f"{launcher}_options: needs launcher {launcher}")
+        if own.launcher == launcher and own.workers > 1:
+            problem = f"must be 1 with launcher {launcher}, which has a {what} per group"
+            raise ValueError(f"workers: {problem}, got {own.workers}")
     return own, resume
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE, SWEEP_TABLE, SWEEPS
+from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import to_mapping
+from jaxrl_fast.options.run import SweepOptions
 from jaxrl_fast.runs import directory
-from jaxrl_fast.sweep import extend, grid, slurm
+from jaxrl_fast.sweep import extend, grid, ray_tasks, slurm
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import checks, plan
@@ -39,12 +41,15 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
     sweep_options, start = request.own, current_folder()
     if sweep_options.launcher == "slurm":
         slurm.check(sweep_options.slurm_options)
+    if sweep_options.launcher == "ray":
+        ray_tasks.check(sweep_options.ray_options)
     if request.resume:
         sweep = read_plan(path_of(request.resume, "resume"))
         _check_env_names(sweep)
         sweep = _extended(sweep, request) if request.added else sweep
         grid.offer_devices(group.settings for group in sweep.groups.values())
         _check_can_continue(sweep)
+        _check_members(sweep, sweep_options)
     else:
         if sweep_options.workers > 1 or sweep_options.launcher != "local":
             _check_no_env_objects(request)
@@ -52,17 +57,30 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
         grid.offer_devices(group.settings for group in request.groups)
         if folder is not None and directory.is_taken(folder):
             sweep = _resume_same(request, folder)
+            _check_members(sweep, sweep_options)
         else:
-            parts = _fitting(request.groups, request.columns)
+            parts = _fitting(request.groups, request.columns, has_several_tasks(sweep_options))
             sweep = _create(request, dict(_with_names(request.columns, parts)), folder, start)
+    if sweep_options.launcher == "ray":
+        ray_tasks.check_nodes(sweep.folder)
     if sweep_options.retry:
         for name in sweep.groups:
             (sweep.folder / name / FAILED).unlink(missing_ok=True)
     return sweep._replace(sweep_options=sweep_options, log_level=request.log_level)
 
 
-def _fitting(groups: Sequence[Group], columns: Sequence[str]) -> list[Group]:
-    """Return new groups in parts that fit into memory. Raise ValueError for one that is not valid."""
+def has_several_tasks(own: SweepOptions) -> bool:
+    """Return whether several processes train each run of a sweep."""
+    return own.launcher == "slurm" and slurm.num_tasks(own.slurm_options) > 1
+
+
+def _fitting(groups: Sequence[Group], columns: Sequence[str], one_by_one: bool = False) -> list[Group]:
+    """Return new groups in parts that fit into memory. Raise ValueError for one that is not valid.
+
+    `one_by_one`: a group for each training, whose settings hold its values. `train` runs it.
+    """
+    if one_by_one:
+        groups = [Group(grid.part(each, [m]).settings, (Member(m.seed),)) for each in groups for m in each.members]
     for group in groups:
         checks.check_services(group.settings.options)
     return [part for group in groups for part in split_to_fit(group, columns)]
@@ -125,7 +143,8 @@ def _extended(sweep: SweepPlan, request: grid.SweepRequest) -> SweepPlan:
     for name in (n for n in unfinished(longer) if longer.groups[n] != sweep.groups[n]):
         _validate_first(longer.groups[name], longer.columns)
         directory.checkpoint_to_resume(sweep.folder / name)
-    new = _with_names(longer.columns, _fitting(missing, longer.columns), len(sweep.groups))
+    parts = _fitting(missing, longer.columns, has_several_tasks(request.own))
+    new = _with_names(longer.columns, parts, len(sweep.groups))
     longer = longer._replace(groups={**longer.groups, **dict(new)})
     lock = directory.claim(sweep.folder)
     try:
@@ -232,6 +251,14 @@ def _check_can_continue(sweep: SweepPlan) -> None:
         if (options.env, options.env_options) not in made:
             envs.make(options.env, 1, **options.env_options)
             made.append((options.env, options.env_options))
+
+
+def _check_members(sweep: SweepPlan, own: SweepOptions) -> None:
+    """Raise ValueError if jobs of several tasks, which train one run each, would resume programs of several runs."""
+    if has_several_tasks(own) and any(len(g.members) > 1 or g.members[0].values for g in sweep.groups.values()):
+        problem = "a job of several tasks trains one run, and this sweep has programs of several"
+        number = slurm.num_tasks(own.slurm_options)
+        raise ValueError(f"slurm_options: {problem}, got {number} tasks; start another sweep")
 
 
 def _check_env_names(sweep: SweepPlan) -> None:

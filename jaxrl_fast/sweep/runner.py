@@ -13,10 +13,9 @@ from shlex import quote
 from jaxrl_fast import __version__
 from jaxrl_fast.config import sources
 from jaxrl_fast.loggers.terminal import Console, make_console
-from jaxrl_fast.runs import files
-from jaxrl_fast.sweep import grid, slurm
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, is_finished, unfinished
-from jaxrl_fast.sweep.worker import work_loop, write_results
+from jaxrl_fast.sweep import grid, ray_tasks, slurm
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, unfinished
+from jaxrl_fast.sweep.worker import Finished, work_loop, write_results
 from jaxrl_fast.utils import devices, formatting, signals, warnings
 
 WORKER_CODE = (  # of a worker process
@@ -26,7 +25,7 @@ WORKER_CODE = (  # of a worker process
 
 
 def execute(sweep: SweepPlan) -> int:
-    """Run the sweep here, in worker processes or as Slurm jobs, and write the results. Return the exit status."""
+    """Run the sweep as its launcher says, and write the results. Return the exit status."""
     from jaxrl_fast.config import paths
     from jaxrl_fast.sweep import report
 
@@ -41,6 +40,8 @@ def execute(sweep: SweepPlan) -> int:
             )
             return 0
         run = run_workers if sweep.sweep_options.workers > 1 else work_loop
+        if sweep.sweep_options.launcher == "ray":
+            run = ray_tasks.run
         signal, num_unsaved = run(sweep, terminal)
         written = write_results(report.write_report, sweep)
         for line in written or ():
@@ -116,16 +117,7 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
     Returns:
         The signal that stopped them, or None; and the number of workers that failed.
     """
-    reported = set(sweep.groups) - set(unfinished(sweep))
-
-    def report_finished() -> None:
-        """Print a line for each group that has finished since the last call."""
-        for name in (n for n, g in sweep.groups.items() if n not in reported and is_finished(sweep.folder / n, g)):
-            reported.add(name)
-            folder = sweep.folder / name
-            status = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]
-            terminal.print(f"{len(reported)}/{len(sweep.groups)}  {name} · {status}")
-
+    finished = Finished(sweep, terminal)
     own = str(sweep.folder), str(os.getpid()), str(sweep.sweep_options.workers)
     command = [sys.executable, "-c", WORKER_CODE, *own]
     processes: list[subprocess.Popen] = []
@@ -141,9 +133,9 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
         while len(processes) < sweep.sweep_options.workers and not stopped:
             processes.append(subprocess.Popen(command, start_new_session=True))
         while any(process.poll() is None for process in processes):
-            report_finished()
+            finished.report()
             time.sleep(signals.POLL_S)
-    report_finished()
+    finished.report()
     num_failed = 0 if stopped else sum(process.returncode != 0 for process in processes)
     if num_failed:
         warnings.warn(f"{num_failed} of {len(processes)} workers failed or could not write all results")

@@ -1,16 +1,24 @@
-"""Submit the groups of a sweep as a job array, with submitit."""
+"""Submit the groups of a sweep as a job array, with submitit.
+
+A job trains one group. If Slurm is about to end it, because of its time limit or of a job that goes first, it saves the
+training and is queued again. A job of several tasks trains one run on all of them: each task is a process of
+`train --distributed`.
+"""
 
 import shutil
+import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import util
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.sweep import distributed_job
+from jaxrl_fast.sweep.distributed_job import FOLDER
 from jaxrl_fast.utils.importing import install
 
 TIMEOUT_MIN = 24 * 60  # default time limit of a job
-FOLDER = "slurm"  # submitit's files, in the sweep's folder
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -25,21 +33,64 @@ def check(options: Mapping[str, Any]) -> None:
 
 def submit(folder: Path, names: Sequence[str], options: Mapping[str, Any], cluster: str = "slurm") -> list[Any]:
     """Submit one job for each named group of the sweep in `folder`; return the submitit jobs."""
-    from jaxrl_fast.sweep import worker
-
     executor = _executor(folder / FOLDER, options, cluster)
-    return executor.map_array(worker.run_group_by_name, [str(folder.resolve())] * len(names), names) if names else []
+    job = Job(num_tasks(options))
+    return executor.map_array(job, [str(folder.resolve())] * len(names), names) if names else []
+
+
+def num_tasks(options: Mapping[str, Any]) -> int:
+    """Return the tasks of a job: those of all of its nodes."""
+    given = _given(options)
+    return given.get("nodes", 1) * given.get("tasks_per_node", 1)
+
+
+class Job:
+    """The function that a job calls in each of its tasks. submitit pickles it."""
+
+    def __init__(self, num_tasks: int = 1):
+        self.num_tasks = num_tasks
+
+    def __call__(self, folder: str, name: str) -> str:
+        """Train one group of the sweep in `folder`. Return a line about it."""
+        from jaxrl_fast.sweep import worker
+
+        run = worker.run_group_by_name if self.num_tasks == 1 else distributed_job.run_group_by_name
+        message, number = run(folder, name)
+        if number == signal.SIGUSR2 or number == signal.SIGTERM and is_preempted():
+            signal.raise_signal(signal.SIGUSR2)  # submitit's handler queues the job again, and ends this process
+        return message
+
+    def checkpoint(self, folder: str, name: str) -> Any:
+        """Return what submitit runs when the job starts again: the same, which resumes from the last checkpoint."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, folder, name)
+
+
+def is_preempted() -> bool:
+    """Return whether Slurm ends this job for another one, and not because a user has cancelled it."""
+    import submitit
+
+    job = submitit.JobEnvironment().job_id
+    shown = subprocess.run(["scontrol", "--oneliner", "show", "job", job], capture_output=True, text=True)
+    times = [word.partition("=")[2] for word in shown.stdout.split() if word.startswith("PreemptTime=")]
+    return any(time != "None" for time in times)
 
 
 def _executor(folder: Path, options: Mapping[str, Any], cluster: str) -> Any:
     """Return a submitit executor. Raise ValueError if it rejects the options."""
     import submitit
-    import yaml
 
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-    given = {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in options.items()}
     try:
-        executor.update_parameters(**{"name": "jaxrl_fast", "timeout_min": TIMEOUT_MIN} | given)
+        executor.update_parameters(**{"name": "jaxrl_fast", "timeout_min": TIMEOUT_MIN} | _given(options))
     except (NameError, TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"slurm_options: {str(error).splitlines()[0]}") from error
     return executor
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return submitit's parameters with their types."""
+    import yaml
+
+    return {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in options.items()}

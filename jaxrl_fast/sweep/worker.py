@@ -9,7 +9,8 @@ from typing import Any
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.loggers.terminal import Console, QuietConsole
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, is_finished, read_plan
+from jaxrl_fast.runs import files
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, is_finished, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group, offer_devices
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import devices, formatting, locks, signals, warnings
@@ -32,6 +33,22 @@ class ProgressConsole:
 
     def close(self) -> None:
         """Leave the terminal open for the next run."""
+
+
+class Finished:
+    """Prints a line for each group of a sweep that other processes have finished."""
+
+    def __init__(self, sweep: SweepPlan, terminal: Console):
+        self.sweep, self.terminal = sweep, terminal
+        self.reported = set(sweep.groups) - set(unfinished(sweep))
+
+    def report(self) -> None:
+        """Print the groups that have finished since the last call."""
+        groups, folder = self.sweep.groups, self.sweep.folder
+        for name in (n for n, g in groups.items() if n not in self.reported and is_finished(folder / n, g)):
+            self.reported.add(name)
+            status = "failed" if (folder / name / FAILED).is_file() else files.read_summary(folder / name)["status"]
+            self.terminal.print(f"{len(self.reported)}/{len(groups)}  {name} · {status}")
 
 
 def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
@@ -132,15 +149,21 @@ def _message(outcome: Any) -> str:
     return " · ".join([summary["status"], formatting.seconds(summary["train_time_s"]), speed, *score, *failed])
 
 
-def run_group_by_name(folder: str, name: str) -> str:
-    """Run one group of the sweep in `folder` as a job, write the results so far, and return its message."""
+def run_group_by_name(folder: str, name: str) -> tuple[str, int | None]:
+    """Run one group of the sweep in `folder` as a job, and write the results so far.
+
+    Returns:
+        A line about the group; and the signal that stopped it before its end, or None.
+    """
     from jaxrl_fast.sweep import report
 
     sweep = read_plan(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
-    result = run_group(sweep.folder / name, sweep.groups[name], QuietConsole(), lambda: None)
+    place, group = sweep.folder / name, sweep.groups[name]
+    result = run_group(place, group, QuietConsole(), lambda: None)
     report.write_report(sweep)
-    return result["message"] if result else "nothing to do"
+    signal = result["signal"] if result and not is_finished(place, group) else None
+    return (result["message"] if result else "nothing to do"), signal
 
 
 def worker_main(folder: str, parent: str, workers: str) -> int:

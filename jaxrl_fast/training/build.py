@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs.host import sharded
-from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, Workers
+from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, workers_of
 from jaxrl_fast.envs.wrappers import time_limit
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
@@ -185,7 +185,7 @@ def host_env_config(options: Options, purpose: int, done: int = 0, shard: Shard 
         num_async_pools=num_pools,
         overlap=overlap,
         shard=shard or Shard(),
-        workers=Workers(options.host.workers, float(options.host.timeout)),
+        workers=workers_of(options.host.workers, float(options.host.timeout)),
         wrappers=wrappers_of(options),
         render=purpose == WATCHING,
     )

@@ -9,7 +9,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.envs.gymnasium import copying, masks
+from jaxrl_fast.envs.gymnasium import copying, masks, process, ray_actor
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, Recipe, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
@@ -23,6 +23,7 @@ from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
 from jaxrl_fast.envs.spaces import allowed, without_mask
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
+from jaxrl_fast.utils import ray_cluster
 from jaxrl_fast.utils.devices import num_cores
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.threads import needs_main_thread, one_thread
@@ -63,6 +64,8 @@ def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments that have been described."""
+    if config.workers.ray:
+        ray_cluster.connect("host.workers", str(config.workers))
     num = num_envs_per_pool(num_envs, config)
     pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
     num_workers = choose_num_workers(described, num, config)
@@ -99,8 +102,10 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
     method = lambda: described.copy_method()[0]
     pool: LocalPool | WorkerPool
     if num_workers:
-        timeout_s = config.workers.timeout
-        pool = WorkerPool(recipe, seeds, method, described.warn, num_workers=num_workers, timeout_s=timeout_s)
+        timeout_s, start = config.workers.timeout, ray_actor.Worker if config.workers.ray else process.Worker
+        pool = WorkerPool(
+            recipe, seeds, method, described.warn, num_workers=num_workers, timeout_s=timeout_s, start=start
+        )
     else:
         pool = LocalPool(recipe, seeds, method, described.warn)
     if config.episodes:

@@ -92,7 +92,7 @@ def few(array: Any) -> str:
 
 def allocate(layout: Layout, num_envs: int) -> Arrays:
     """Return zeros in this process's memory."""
-    return _arrays(layout, num_envs, bytearray(num_bytes(layout, num_envs)))
+    return arrays_in(layout, num_envs, bytearray(num_bytes(layout, num_envs)))
 
 
 class SharedMemory:
@@ -109,7 +109,7 @@ class SharedMemory:
 
     def arrays(self, layout: Layout, num_envs: int) -> Arrays:
         """Return arrays in this memory."""
-        return _arrays(layout, num_envs, self.map)
+        return arrays_in(layout, num_envs, self.map)
 
     def close(self) -> None:
         """Close the file. The memory is released with the last array in it."""
@@ -131,6 +131,17 @@ def build(tree: Any, leaves: tuple[Any, ...] | list[Any]) -> Any:
     return None if tree is None else leaves[tree]
 
 
+def arrays_in(layout: Layout, num_envs: int, memory: Any) -> Arrays:
+    """Return arrays of n environments in a buffer of `num_bytes`."""
+    found, offset = [], 0
+    for shape, dtype in _kinds(layout, num_envs):
+        count = int(np.prod(shape))
+        found.append(np.frombuffer(memory, dtype, count, offset).reshape(shape))
+        offset += _padded(shape, dtype)
+    num_leaves = len(layout.leaves)
+    return Arrays(tuple(found[:num_leaves]), *found[num_leaves:])
+
+
 def _kinds(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], Any]]:
     """Return shapes and dtypes of all arrays: first the leaves, then the others in the order of `Arrays`."""
     per_env: list[tuple[tuple[int, ...], Any]] = [(leaf.shape, leaf.stored) for leaf in layout.leaves]
@@ -141,13 +152,3 @@ def _kinds(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], Any]]:
 
 def _padded(shape: tuple[int, ...], dtype: np.dtype) -> int:
     return -(-int(np.prod(shape)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-
-
-def _arrays(layout: Layout, num_envs: int, memory: Any) -> Arrays:
-    found, offset = [], 0
-    for shape, dtype in _kinds(layout, num_envs):
-        count = int(np.prod(shape))
-        found.append(np.frombuffer(memory, dtype, count, offset).reshape(shape))
-        offset += _padded(shape, dtype)
-    num_leaves = len(layout.leaves)
-    return Arrays(tuple(found[:num_leaves]), *found[num_leaves:])

@@ -1,4 +1,4 @@
-"""Step gymnasium environments for a compiled program: in this process, or in worker processes that share memory.
+"""Step gymnasium environments for a compiled program: in this process, in worker processes, or in Ray actors.
 
 Trajectories do not depend on the number of workers, because each environment has its own seed.
 """
@@ -128,7 +128,7 @@ class LocalPool:
 
 
 class WorkerPool:
-    """n environments in several processes, as `host_pool.HostPool`."""
+    """n environments in several processes or Ray actors, as `host_pool.HostPool`."""
 
     def __init__(
         self,
@@ -139,8 +139,9 @@ class WorkerPool:
         *,
         num_workers: int,
         timeout_s: float,
+        start: Callable[[SharedMemory, Layout, worker.Setup], Any] = Worker,
     ) -> None:
-        """Start the workers, and wait until their environments are made.
+        """Start the workers with `start`, as `process.Worker` is one, and wait until their environments are made.
 
         Raises:
             ValueError: If the recipe cannot be sent to another process.
@@ -159,11 +160,11 @@ class WorkerPool:
         self.memory = SharedMemory(num_bytes(layout, len(seeds)))
         self.arrays = self.memory.arrays(layout, len(seeds))
         bounds = np.linspace(0, len(seeds), num_workers + 1).astype(int).tolist()
-        self.workers: list[Worker] = []
+        self.workers: list[Any] = []
         try:
             for first, last in itertools.pairwise(bounds):
-                setup = pickled, list(seeds[first:last]), len(seeds), first
-                self.workers.append(Worker(self.memory, setup, first, last))
+                setup = worker.Setup(pickled, list(seeds[first:last]), len(seeds), first)
+                self.workers.append(start(self.memory, layout, setup))
             self._wait(None)  # making an environment may take long
         except BaseException:
             self.close()
@@ -272,24 +273,19 @@ class WorkerPool:
             raise failed
         return found
 
-    def _answer(self, one: Worker, timeout_s: float | None) -> Any:
+    def _answer(self, one: Any, timeout_s: float | None) -> Any:
         """Return a worker's answer. Raise the exception of its environment, if any."""
         try:
             kind, value = one.receive(timeout_s)
         except TimeoutError:
             one.kill()
-            problem = f"no answer of a worker process within {timeout_s:g} s{self._place(one)}"
+            problem = f"no answer of a {one.kind} within {timeout_s:g} s{one.place(self.arrays)}"
             raise EnvFault(f"{self.env_id}: {problem}; raise host.timeout if a step takes longer") from None
         if kind == worker.FAILED:
             _raise(*value)
         if kind == b"":
-            raise EnvFault(f"{self.env_id}: the worker process {one.process.pid} ended{one.status()}{self._place(one)}")
+            raise EnvFault(f"{self.env_id}: the {one.name} ended{one.status()}{one.place(self.arrays)}")
         return value
-
-    def _place(self, one: Worker) -> str:
-        """Return " in environment 3, episode 2, step 17, action 1" for a worker inside an environment."""
-        busy = np.flatnonzero(self.arrays.busy[one.first : one.last])
-        return f" in {self.arrays.where(one.first + int(busy[-1]))}" if len(busy) else ""
 
 
 def _raise(pickled: bytes | None, text: str, shown: str, place: str | None) -> NoReturn:

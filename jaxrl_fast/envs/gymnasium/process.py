@@ -10,22 +10,26 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxrl_fast.envs.gymnasium import worker
-from jaxrl_fast.envs.gymnasium.layout import SharedMemory
+from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory
 
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_fast.envs.gymnasium.worker import main; main()"
 )
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # in each worker
 CLOSE_S = worker.CLOSE_S
 
 
 class Worker:
     """One worker process, as its parent sees it."""
 
-    def __init__(self, memory: SharedMemory, setup: Any, first: int, last: int) -> None:
-        """Start a new Python for environments `first` to `last` - 1. A fork would be unsafe, since JAX has threads."""
-        self.first, self.last = first, last
+    kind = "worker process"
+
+    def __init__(self, memory: SharedMemory, layout: Layout, setup: worker.Setup) -> None:
+        """Start a new Python for its share of the environments. A fork would be unsafe, since JAX has threads."""
+        del layout
+        self.first, self.last = setup.first, setup.first + len(setup.seeds)
         self.channel, theirs = socket.socketpair()
         descriptors = theirs.fileno(), memory.descriptor
         command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, descriptors)]
@@ -38,6 +42,16 @@ class Worker:
                 env=_environment(os.environ),
             )
         self._send(setup)
+
+    @property
+    def name(self) -> str:
+        """Return "worker process 4711"."""
+        return f"{self.kind} {self.process.pid}"
+
+    def place(self, arrays: Arrays) -> str:
+        """Return " in environment 3, episode 2, step 17, action 1" for a worker inside an environment."""
+        busy = np.flatnonzero(arrays.busy[self.first : self.last])
+        return f" in {arrays.where(self.first + int(busy[-1]))}" if len(busy) else ""
 
     def step(self) -> None:
         """Ask for a step of the worker's environments."""
@@ -94,4 +108,4 @@ class Worker:
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return a worker's environment variables: one thread, and JAX on the CPU, unless the user has set them."""
-    return ONE_THREAD | {"JAX_PLATFORMS": "cpu"} | dict(variables)
+    return worker.VARIABLES | dict(variables)

@@ -14,11 +14,29 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 STEP, CALL, DONE, RESULT, FAILED = b"s", b"c", b".", b"r", b"!"
 LENGTH = struct.Struct("!Q")
 CLOSE_S = 5  # for environments to close; then their processes are killed
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # in each worker
+VARIABLES = ONE_THREAD | {"JAX_PLATFORMS": "cpu"}  # environment variables, unless the user has set them
+
+
+class Setup(NamedTuple):
+    """A worker's share of the environments of a pool."""
+
+    pickled: bytes  # the `layout.Recipe`
+    seeds: list[int]
+    num_envs: int  # of the pool
+    first: int  # the index of the worker's first environment in the pool
+
+    def recipe(self) -> Any:
+        """Return the recipe of the environments. Unpickling executes code of the user."""
+        import cloudpickle
+
+        return cloudpickle.loads(self.pickled)
 
 
 def send(channel: socket.socket, kind: bytes, value: Any) -> None:
@@ -32,11 +50,12 @@ def receive(channel: socket.socket) -> tuple[bytes, Any]:
     kind = channel.recv(1)
     if kind in (b"", STEP, DONE):
         return kind, None
-    (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
-    return kind, pickle.loads(_exactly(channel, length))
+    (length,) = LENGTH.unpack(exactly(channel, LENGTH.size))
+    return kind, pickle.loads(exactly(channel, length))
 
 
-def _exactly(channel: socket.socket, length: int) -> bytes:
+def exactly(channel: socket.socket, length: int) -> bytes:
+    """Return the next bytes, `length` of them. Raise EOFError if the other end is closed before."""
     found = bytearray()
     while len(found) < length:
         part = channel.recv(min(length - len(found), 2**20))
@@ -51,9 +70,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     _end_with_parent()
     channel = socket.socket(fileno=int(sys.argv[2]))
+    run(channel, lambda: _open(channel, int(sys.argv[3])))
+    sys.stdout.flush()
+    os._exit(0)  # threads that an environment has started may not keep the process
+
+
+def run(channel: socket.socket, make: Callable[[], Any]) -> None:
+    """Make a Stepper and answer messages until the channel is closed. Send what fails."""
     stepper = None
     try:
-        stepper = _open(channel, int(sys.argv[3]))
+        stepper = make()
         send(channel, RESULT, None)
         _serve(channel, stepper)
     except (EOFError, ConnectionError):  # the parent has ended
@@ -65,8 +91,6 @@ def main() -> None:
         if stepper is not None:
             with contextlib.suppress(Exception):
                 stepper.close()
-    sys.stdout.flush()
-    os._exit(0)  # threads that an environment has started may not keep the process
 
 
 def _end_with_parent() -> None:
@@ -89,15 +113,13 @@ def _end_with_parent() -> None:
 
 def _open(channel: socket.socket, descriptor: int) -> Any:
     """Return a Stepper for this worker's share of the environments."""
-    _, (pickled, seeds, num_envs, first) = receive(channel)
-    import cloudpickle
-
+    setup: Setup = receive(channel)[1]
     from jaxrl_fast.envs.gymnasium.layout import SharedMemory, num_bytes
     from jaxrl_fast.envs.gymnasium.stepping import Stepper
 
-    recipe = cloudpickle.loads(pickled)
-    arrays = SharedMemory(num_bytes(recipe.layout, num_envs), descriptor).arrays(recipe.layout, num_envs)
-    return Stepper(recipe, seeds, arrays.rows(first, first + len(seeds)), first)
+    recipe, (first, last) = setup.recipe(), (setup.first, setup.first + len(setup.seeds))
+    arrays = SharedMemory(num_bytes(recipe.layout, setup.num_envs), descriptor).arrays(recipe.layout, setup.num_envs)
+    return Stepper(recipe, setup.seeds, arrays.rows(first, last), first)
 
 
 def _serve(channel: socket.socket, stepper: Any) -> None:

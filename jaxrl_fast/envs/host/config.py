@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from jaxrl_fast.options.host import RAY
 from jaxrl_fast.options.wrap import Wrappers as Wrappers
 from jaxrl_fast.types.host import AtariProtocol
 
@@ -18,6 +19,19 @@ class Workers(NamedTuple):
 
     num: int | str = "auto"  # 0: this process steps them
     timeout: float = 0.0  # seconds after which a process counts as stuck; 0: never
+    ray: bool = False  # Ray actors, on this or other machines, and not processes of this one
+
+    def __str__(self) -> str:
+        """Return the option's value: "4", "ray:4"."""
+        return f"{RAY if self.ray else ''}{self.num}"
+
+
+def workers_of(value: int | str, timeout: float) -> Workers:
+    """Return the workers that the option host.workers asks for: "auto", a number, or "ray:4"."""
+    text = str(value)
+    if text.startswith(RAY):
+        return Workers(int(text.removeprefix(RAY)), timeout, ray=True)
+    return Workers(value, timeout)
 
 
 class HostEnvConfig(NamedTuple):

@@ -235,7 +235,8 @@ def _join(rows: list[TimeStep]) -> TimeStep:
 
 def _info(config: HostEnvConfig, num_workers: int) -> tuple[str, ...]:
     """Return sentences about the age of the policy that acts, and about worker processes."""
-    steps = f"{num_workers} worker processes step" if num_workers > 1 else "1 worker process steps"
+    one, several = ("Ray actor", "Ray actors") if config.workers.ray else ("worker process", "worker processes")
+    steps = f"{num_workers} {several} step" if num_workers > 1 else f"1 {one} steps"
     workers = (f"{steps} the environments of each pool",) if num_workers else ()
     num_pools = config.num_async_pools
     if not num_pools:
