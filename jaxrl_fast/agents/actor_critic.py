@@ -113,7 +113,9 @@ def make_context(
         critic=critics(spec.obs, size, config.num_critics, of_critic),
         value_head=value_distributions.head_of(config.value),
         learning_rate=schedules,
-        optimizer=Params(*map(optimizer, Params(of_policy, schedules.critic, of_policy))),
+        optimizer=Params(
+            optimizer(of_policy, prefix="actor/"), optimizer(schedules.critic, prefix="critic/"), optimizer(of_policy)
+        ),
     )
 
 

@@ -35,6 +35,8 @@ def announce(plan: Plan, terminal: Console) -> None:
     for note in dict.fromkeys((*plan.env.view.info, *plan.eval_env.view.info, *protocol)):
         terminal.print(note)
     _print_sizes(plan, terminal)
+    if plan.start:
+        terminal.print(f"start  {plan.start.note}")
     if options.resume:
         terminal.print(f"resume  {_from_where(plan)}")
     folder = plan.shown(plan.folder)
