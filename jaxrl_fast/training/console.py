@@ -13,6 +13,7 @@ from jaxrl_fast.config import paths, presets
 from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.options.algorithm import network_of
+from jaxrl_fast.options.sees import Sees
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
@@ -67,7 +68,6 @@ def _title(plan: Plan) -> str:
 def _learner(plan: Plan) -> Iterator[str]:
     """Yield lines about the players, the algorithm and the network."""
     from jaxrl_fast import players
-    from jaxrl_fast.networks import torsos
 
     agent, options = plan.settings.agent, plan.settings.options
     if plan.env.spec.players:
@@ -76,11 +76,23 @@ def _learner(plan: Plan) -> Iterator[str]:
     if description := agent.describe(options.num_envs):
         yield description
     if network := network_of(agent):
-        reading, remembered = torsos.describe(plan.env.spec.obs, network.kind, network.observations), ""
+        reading, remembered = _reading(plan, network), ""
         if agent.has_memory:
             length = formatting.counted(agent.sequence(), "step")
             remembered = f"   {agent.memory.kind} of {agent.memory.size}, sequences of {length}"
         yield f"network  {reading}{remembered}"
+
+
+def _reading(plan: Plan, network: Any) -> str:
+    """Return which network reads what, for the actor, and for a critic that sees other parts."""
+    from jaxrl_fast.networks import torsos, views
+
+    agent, obs = plan.settings.agent, plan.env.spec.obs
+    describe = lambda view: torsos.describe(view(obs), network.kind, network.observations)
+    if not isinstance(agent.actor, Sees):
+        return describe(views.everything)
+    of_actor, of_critic = views.views(agent, obs)
+    return describe(of_actor) + ("" if of_actor is of_critic else f"   critic {describe(of_critic)}")
 
 
 def _warn(plan: Plan) -> None:
