@@ -123,6 +123,7 @@ def test_critics_of_actions_see_their_parts_and_the_action():
     assert sensitive_to(q, obs) == {"pair/0", "pair/1", "state"}
     kernel = params["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
     assert kernel.shape == (3, 4 + 1 + 5 + 2, 8)
+    assert np.asarray(jax.grad(lambda action: net.apply(params, (obs, action)).sum())(action)).all()
 
 
 def test_network_through_a_view_equals_network_of_the_part():
