@@ -25,6 +25,7 @@ from jaxrl_fast.utils.formatting import short_number
 
 ORIGIN = "init_from"
 WEIGHTS, CARD = "weights.safetensors", "policy.json"  # of an exported policy
+FILES = (checkpoint.ARRAYS, checkpoint.MANIFEST, CARD, WEIGHTS, "policy.npz", "policy.onnx", "policy.stablehlo")
 AGENT = "agent/"  # begins the names of an agent's arrays in a checkpoint
 
 Arrays = Mapping[str, np.ndarray]
@@ -46,7 +47,8 @@ def read(text: str) -> Source:
     if not path.exists() and ":" in text:
         text, _, piece = text.rpartition(":")
         path = files.path_of(text, ORIGIN)
-    path = path.parent if path.name in (checkpoint.ARRAYS, CARD, WEIGHTS, "policy.npz") else path
+    if path.name in FILES and any((path.parent / name).is_file() for name in (CARD, checkpoint.MANIFEST)):
+        path = path.parent
     if path.is_dir() and (path / CARD).is_file():
         if not (path / WEIGHTS).is_file():
             raise ValueError(f"{ORIGIN}: {path} needs {WEIGHTS}, got none; export the policy again")

@@ -411,13 +411,16 @@ def test_export_and_checkpoint_are_sources(chain, tmp_path):
     options, _, first, _ = chain
     arrays = checkpoint.newest(first.folder / "checkpoints")[0].arrays
     export = first.export(out=str(tmp_path / "export"), seed=1, which="last")
-    of_export, of_step = (
-        init_source.read(str(export)),
-        init_source.read(str(max((first.folder / "checkpoints").iterdir()))),
-    )
+    step = max((first.folder / "checkpoints").glob("step-*"))
+    of_export, of_step = init_source.read(str(export)), init_source.read(str(step))
     assert of_export.arrays and not any("critic" in name for name in of_export.arrays)
     for name, x in of_export.arrays.items():
         np.testing.assert_array_equal(x, arrays[name][1])
+    for name in ("policy.json", "policy.stablehlo", "weights.safetensors"):
+        assert init_source.read(str(export / name)).arrays.keys() == of_export.arrays.keys()
+    alone = shutil.copy(export / "weights.safetensors", tmp_path)
+    assert init_source.read(str(alone)).kind == "file"
+    assert init_source.read(str(step / "state.safetensors")).seeds == (0, 1)
     assert of_step.seeds == (0, 1) and of_step.arrays.keys() >= of_export.arrays.keys()
     second = jaxrl_fast.fit(
         **options | dict(total_steps=64), run_dir=str(tmp_path / "run"), init_from=f"{export}:actor"

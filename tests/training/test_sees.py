@@ -52,18 +52,19 @@ TINY |= dict(num_seeds=2, normalize_observations=True, hidden_sizes=(8,)) | SEES
 RUNS = {
     "ppo": dict(algo="ppo", rollout_length=16, memory=dict(kind="gru", size=4)),
     "sac": dict(algo="sac", **LITTLE | dict(size=512)),
+    "shards": dict(algo="ppo", rollout_length=16, devices=2, num_seeds=1),
     "td3": dict(algo="td3", **LITTLE | dict(size=512)),
 }
 
 
-@pytest.fixture(scope="module", params=["ppo", slow("sac"), slow("td3")])
+@pytest.fixture(scope="module", params=["ppo", slow("sac"), slow("td3"), slow("shards")])
 def unbroken(request, tmp_path_factory):
     """Return the options of a run, and the run."""
     options = TINY | RUNS[request.param]
     return options, jaxrl_fast.fit(**options, run_dir=str(tmp_path_factory.mktemp("unbroken") / request.param))
 
 
-def test_resumed_run_of_two_seeds_is_bit_identical(unbroken, tmp_path, monkeypatch):
+def test_resumed_run_is_bit_identical(unbroken, tmp_path, monkeypatch):
     options, run = unbroken
     stop_after(monkeypatch, 128)
     stopped = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
@@ -89,6 +90,13 @@ def test_exported_policy_needs_only_what_the_actor_sees(unbroken, tmp_path, to):
     wanted = call(trained, whole, memory[1])
     np.testing.assert_allclose(call(exported, obs, memory[0]), wanted, atol=1e-5)
     np.testing.assert_allclose(call(exported, whole, memory[0]), wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_export_to_numpy_is_refused_in_one_line(unbroken, tmp_path):
+    _, run = unbroken
+    with pytest.raises(ValueError, match="to npz: needs observations of one array, got a part of several; use stable"):
+        run.export(to="npz", out=str(tmp_path / "npz"))
 
 
 @pytest.mark.slow
