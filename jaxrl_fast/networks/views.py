@@ -28,13 +28,19 @@ def views(config: Any, obs: PyTree) -> tuple[View, View]:
 
     Raises ValueError as `view`.
     """
-    of_actor, of_critic = view("actor.sees", obs, config.actor.sees), view("critic.sees", obs, config.critic.sees)
-    return of_actor, of_actor if {*config.actor.sees} == {*config.critic.sees} else of_critic
+    of_actor, of_critic = (view(f"{name}.sees", obs, _names(config, name)) for name in ("actor", "critic"))
+    return of_actor, of_actor if {*_names(config, "actor")} == {*_names(config, "critic")} else of_critic
 
 
 def of_actor(config: Any, obs: PyTree) -> PyTree:
-    """Return the part of an observation that an algorithm's actor sees: all of it without such an option."""
-    return view("actor.sees", obs, config.actor.sees)(obs) if isinstance(config.actor, Sees) else obs
+    """Return the part of an observation that an algorithm's actor sees."""
+    return view("actor.sees", obs, _names(config, "actor"))(obs)
+
+
+def _names(config: Any, network: str) -> Sequence[str]:
+    """Return the names of the parts that the "actor" or the "critic" of an algorithm's options sees."""
+    part = getattr(config, network)
+    return part.sees if isinstance(part, Sees) else (ALL,)
 
 
 def view(option: str, obs: PyTree, names: Sequence[str]) -> View:

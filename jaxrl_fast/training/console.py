@@ -13,7 +13,6 @@ from jaxrl_fast.config import paths, presets
 from jaxrl_fast.config.sources import PROGRAM
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.options.algorithm import network_of
-from jaxrl_fast.options.sees import Sees
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
@@ -89,8 +88,6 @@ def _reading(plan: Plan, network: Any) -> str:
 
     agent, obs = plan.settings.agent, plan.env.spec.obs
     describe = lambda view: torsos.describe(view(obs), network.kind, network.observations)
-    if not isinstance(agent.actor, Sees):
-        return describe(views.everything)
     of_actor, of_critic = views.views(agent, obs)
     return describe(of_actor) + ("" if of_actor is of_critic else f"   critic {describe(of_critic)}")
 

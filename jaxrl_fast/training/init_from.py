@@ -75,7 +75,7 @@ def fit(source: Source, agent: Agent, algo: str, seeds: Sequence[int]) -> Start:
     if not arrays:
         raise ValueError(f"{ORIGIN}: {source.name} must have arrays that fit this agent, got none; use another run")
     rest = [name for name in wanted if name not in arrays]
-    return Start(arrays | _copies(state, arrays, pick is not None), _note(source, seeds, rest, of))
+    return Start(arrays | _copies(state, arrays), _note(source, seeds, rest, of))
 
 
 def loadable(agent: Agent, state: PyTree) -> dict[str, Any]:
@@ -189,19 +189,18 @@ def _picked_seeds(source: Source, seeds: Sequence[int]) -> Any:
     return np.array(places) if len(seeds) > 1 else places[0]
 
 
-def _copies(state: PyTree, arrays: Arrays, several: bool) -> dict[str, np.ndarray]:
+def _copies(state: PyTree, arrays: Arrays) -> dict[str, np.ndarray]:
     """Return the target networks and earlier policies that are copies of loaded arrays, by name."""
     found = {}
     for name, x in checkpoint.names({"agent": state}).items():
         original = _original(name)
         if original == name or original not in arrays:
             continue
-        value, is_pool = arrays[original], name.startswith(f"{AGENT}pool/")
+        value = arrays[original]
+        if name.startswith(f"{AGENT}pool/"):  # of self-play: a leading axis of earlier policies, after that of seeds
+            place = value.ndim - len(x.shape[1:])
+            value = np.repeat(np.expand_dims(value, place), x.shape[0], place)
         found[name] = value
-        if is_pool:
-            own = x.shape[1:]
-            place = value.ndim - len(own)
-            found[name] = np.repeat(np.expand_dims(value, place), x.shape[0], place)
     return found
 
 

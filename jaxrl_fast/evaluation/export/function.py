@@ -17,7 +17,6 @@ from jaxrl_fast.evaluation.inputs import arrays_of, seen, takes_mask, without_no
 from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.networks import views
-from jaxrl_fast.options.sees import ALL, Sees
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Env, Key, PolicyInput, PyTree, SampleNoise
 from jaxrl_fast.utils import target
@@ -99,8 +98,9 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     mask: Any = ShapeDtypeStruct((env.spec.action.num_outputs,), jnp.bool_)
     given = PolicyInput(arrays_of(env), mask if takes_mask(env) else None)
     whole: Whole = lambda given: given
-    if isinstance(sees := saved.settings.agent.actor, Sees) and ALL not in sees.sees:
-        given, whole = parts_read(env, given, views.views(saved.settings.agent, env.spec.obs)[0])
+    view, _ = views.views(saved.settings.agent, env.spec.obs)
+    if view is not views.everything:
+        given, whole = parts_read(env, given, view)
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))
