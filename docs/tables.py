@@ -51,10 +51,18 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def options(algo: str) -> str:
-    """Return the options of an algorithm, and those of each part with all its alternatives."""
+    """Return the options of an algorithm, and those of each part with all its alternatives.
+
+    Those of a part without alternatives are among the algorithm's.
+    """
     declared = fields_of(configs()[algo])
-    own = {name: option for name, option in declared.items() if not option.parts}
-    choices = {name: option for name, option in declared.items() if option.parts}
+    own: dict[str, Any] = {}
+    for name, option in declared.items():
+        if "" in option.parts:
+            own |= {f"{name}.{inner.name}": inner for inner, _ in inner_options(option)}
+        elif not option.parts:
+            own[name] = option
+    choices = {name: option for name, option in declared.items() if option.parts and "" not in option.parts}
     tables = [option_table(own), f"Parts, each with its options:\n\n{choice_table(choices)}"]
     tables += [f"### {name}\n\n{part_table(option)}" for name, option in choices.items() if has_options(option)]
     return "\n\n".join(tables)

@@ -55,6 +55,8 @@ def fit(
     if isinstance(options.get("resume"), Run):
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
+    if isinstance(options.get("init_from"), Run):
+        options["init_from"] = options["init_from"].folder
     check_callbacks(callbacks)
     if options.get("dry_run"):
         raise ValueError("dry_run: returns no run, got True; use python -m jaxrl_fast.train --dry-run")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks, replay
+from jaxrl_fast.networks import views
 from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.ensemble import critics
 from jaxrl_fast.options.explore import OrnsteinUhlenbeck
@@ -102,6 +103,7 @@ def make_context(
         batch_renorm=RenormOptions(config.target.momentum, config.target.warmup) if config.crossq else None,
         num_atoms=value_distributions.num_atoms(config.value),
     )
+    of_actor, to_critic = views.views(config, spec.obs)
     return Context(
         config=config,
         spec=spec,
@@ -109,11 +111,13 @@ def make_context(
         replay=replay.make(buffer, spec, parallelism, replay.priority_exponent(config.replay)),
         ratio=ratio,
         num_updates=num_updates,
-        actor=networks.network(spec.obs, outputs_per_number * size, options),
-        critic=critics(spec.obs, size, config.num_critics, of_critic),
+        actor=views.through(of_actor, networks.network(of_actor(spec.obs), outputs_per_number * size, options)),
+        critic=views.through(to_critic, critics(to_critic(spec.obs), size, config.num_critics, of_critic), True),
         value_head=value_distributions.head_of(config.value),
         learning_rate=schedules,
-        optimizer=Params(*map(optimizer, Params(of_policy, schedules.critic, of_policy))),
+        optimizer=Params(
+            optimizer(of_policy, prefix="actor/"), optimizer(schedules.critic, prefix="critic/"), optimizer(of_policy)
+        ),
     )
 
 

@@ -47,7 +47,9 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         new = "auto" if option.name == "num_envs" and now.auto_num_envs else new
         fixed = not option.resumable or option.resumable == "inexact" and before.options.host.exact_resume
         if fixed and not option.equal(old, new):
-            raise ValueError(f"{setting.origin}: a resume cannot change it from {plain(old)}, got {plain(new)}")
+            raise ValueError(
+                f"{setting.origin}: a resume cannot change it from {plain(old) or 'none'}, got {plain(new)}"
+            )
     check_env(folder, now.options.env)
     return now._replace(options=dataclasses.replace(now.options, resume=str(folder)))
 

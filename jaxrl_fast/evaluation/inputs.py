@@ -30,13 +30,14 @@ def raw_obs(env: Env) -> PyTree:
 
 def arrays_of(env: Env) -> PyTree:
     """Return `raw_obs` without the parts of dictionaries that are None."""
-    return _without_none(raw_obs(env))
+    return without_none(raw_obs(env))
 
 
-def _without_none(tree: PyTree) -> PyTree:
+def without_none(tree: PyTree) -> PyTree:
+    """Return a tree in which dictionaries lose the parts that are None."""
     if isinstance(tree, dict):
-        return {name: _without_none(part) for name, part in tree.items() if part is not None}
-    return tuple(map(_without_none, tree)) if type(tree) is tuple else tree
+        return {name: without_none(part) for name, part in tree.items() if part is not None}
+    return tuple(map(without_none, tree)) if type(tree) is tuple else tree
 
 
 def takes_mask(env: Env) -> bool:

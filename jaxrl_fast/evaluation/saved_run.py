@@ -4,31 +4,27 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl_fast import envs
 from jaxrl_fast.config import paths, resume
-from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.config.sources import PROGRAM, join_names
+from jaxrl_fast.config.sources import join_names
 from jaxrl_fast.parallel.placement import SHARDS
-from jaxrl_fast.runs import checkpoint, files
+from jaxrl_fast.runs import checkpoint
+from jaxrl_fast.runs.choose import Which, choose_checkpoint
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
 from jaxrl_fast.types.host import AtariProtocol
-from jaxrl_fast.utils import devices, warnings
+from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.files import current_folder, inside
-from jaxrl_fast.utils.formatting import counted
 from jaxrl_fast.utils.parsing import parse_float
 from jaxrl_fast.utils.random import key_of_seed
-
-Which = Literal["best", "last"]
 
 
 class SavedRun(NamedTuple):
@@ -167,40 +163,6 @@ def _describe_seeds(seeds: list[int]) -> str:
     """Return "3", "0 to 4" or "4 or 9"."""
     consecutive = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
     return f"{seeds[0]} to {seeds[-1]}" if consecutive and len(seeds) > 1 else " or ".join(map(str, seeds))
-
-
-def _checkpoint_hint(folder: Path) -> str:
-    """Return the end of an error message: how to make a checkpoint of this run."""
-    if files.summary_if_any(folder).get("status") == "diverged":
-        return "it diverged before the first checkpoint"
-    return f"wait if the run is in progress, else resume it with {files.resume_command(folder)}"
-
-
-def choose_checkpoint(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpoint.Checkpoint:
-    """Return the best or the newest checkpoint; if it is corrupt, warn and return the newest intact one.
-
-    Raises:
-        ValueError: If the run has no checkpoint, or none is intact.
-    """
-    parent = folder / CHECKPOINTS
-    if not checkpoint.folders(parent):
-        raise ValueError(f"{folder} has no checkpoint; {_checkpoint_hint(folder)}")
-    best = checkpoint.best(parent) if which == "best" else None
-    problems = []
-    if best is not None:
-        try:
-            return checkpoint.read(best, unneeded)
-        except ValueError as error:
-            problems = [str(error)]
-    newest, newer_problems = checkpoint.newest(parent, unneeded)
-    problems += [line for line in newer_problems if line not in problems]
-    if newest is None:
-        got = f"got {counted(len(problems), 'damaged checkpoint')} ({problems[0]})"
-        again = f"{PROGRAM} --config {quote(str(folder / paths.CONFIG))}"
-        raise ValueError(f"{folder}: needs an intact checkpoint, {got}; train again with {again}")
-    for line in problems:
-        warnings.warn(f"{line}; using {newest.folder.name} instead")
-    return newest
 
 
 def select_seed(saved: SavedRun, seed: int) -> SavedRun:

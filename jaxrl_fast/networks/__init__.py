@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.networks import flat, memory, torsos
+from jaxrl_fast.networks import flat, memory, torsos, views
 from jaxrl_fast.networks.batch_renorm import STATS, with_stats
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
@@ -97,21 +97,26 @@ def actor_critic(
     options: Options = Options(),
     *,
     shared: bool | None = None,
+    sees: tuple[views.View, views.View] = (views.everything, views.everything),
     actor_gain: float = 0.01,
     with_features: bool = False,
 ) -> ActorCritic:
     """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct).
 
     By default, the two share a convolutional torso and its memory. With an mlp, each has a torso and a memory, and the
-    carry is a pair, of the actor and of the critic. With `with_features`, the actor's output ends with the features
+    carry is a pair, of the actor and of the critic. `sees` selects what each of the two sees of an observation; where
+    these differ, they share nothing. With `with_features`, the actor's output ends with the features
     [..., F] that its head reads.
     """
-    shared = torsos.resolve(obs, options).kind not in torsos.VECTORS if shared is None else shared
-    both = torsos.make(obs, options), None if shared else torsos.make(obs, options)
+    same = sees[0] is sees[1]
+    seen, seen_by_critic = (view(obs) for view in sees)
+    default = same and torsos.resolve(seen, options).kind not in torsos.VECTORS
+    shared = default if shared is None else shared
+    both = torsos.make(seen, options), None if shared else torsos.make(seen_by_critic, options)
     make_memory = partial(memory.make, options.memory, options.memory_size)
     memories = make_memory(), None if shared else make_memory()
     carry = _initial_carry(*memories)
-    module: Any = _ActorCritic(*both, *memories, num_outputs, actor_gain, with_features)
+    module: Any = _ActorCritic(*both, *memories, *sees, num_outputs, actor_gain, with_features)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     num_features = 0
     if with_features:
@@ -169,6 +174,8 @@ class _ActorCritic(nn.Module):
     critic_torso: Any  # None: the critic has `torso` and `memory` too
     memory: nn.Module | None
     critic_memory: nn.Module | None
+    see: views.View  # what the actor sees
+    critic_sees: views.View
     num_outputs: int
     actor_gain: float
     with_features: bool
@@ -178,26 +185,28 @@ class _ActorCritic(nn.Module):
         self.critic_head = Dense(1, 1.0)
 
     def actor(self, obs, carry):
-        own, features = _remember(self.memory, carry[:1], self.torso(obs))
+        own, features = _remember(self.memory, carry[:1], self.torso(self.see(obs)))
         return self._policy(features), own + carry[1:]
 
     def step(self, obs, carry):
         output, carry = self.actor(obs, carry)
         if self.critic_memory is not None:
-            carry = carry[:1] + _remember(self.critic_memory, carry[1:], self.critic_torso(obs))[0]
+            carry = carry[:1] + _remember(self.critic_memory, carry[1:], self.critic_torso(self.critic_sees(obs)))[0]
         return output, carry
 
     def critic(self, obs):
-        return self.critic_head((self.critic_torso or self.torso)(obs))[..., 0]
+        return self.critic_head((self.critic_torso or self.torso)(self.critic_sees(obs)))[..., 0]
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
-        if self.critic_torso is not None and not self.is_initializing() and target.platform() != "cpu":
-            return self._side_by_side(obs, carry, reset)
-        own, features = _remember(self.memory, carry[:1], self.torso(obs), reset)
+        alike = self.critic_torso is not None and self.see is self.critic_sees
+        if alike and not self.is_initializing() and target.platform() != "cpu":
+            return self._side_by_side(self.see(obs), carry, reset)
+        own, features = _remember(self.memory, carry[:1], self.torso(self.see(obs)), reset)
         critic_own, critic_features = carry[1:], features
         if self.critic_torso is not None:
-            critic_own, critic_features = _remember(self.critic_memory, carry[1:], self.critic_torso(obs), reset)
+            features_before = self.critic_torso(self.critic_sees(obs))
+            critic_own, critic_features = _remember(self.critic_memory, carry[1:], features_before, reset)
         return (self._policy(features), self.critic_head(critic_features)[..., 0]), own + critic_own
 
     def _side_by_side(self, obs, carry, reset):

@@ -71,6 +71,8 @@ class Algorithm:
     network: Any = None
     memory: NoMemory | Recurrent | None = None
     rewards: str = "raw"
+    actor: Any = None  # what the actor and the critic see: `sees`
+    critic: Any = None
     learning_starts: int | None = None
 
     @property

@@ -22,6 +22,12 @@ class Adam(Part):
         bounds=NON_NEGATIVE,
         traced="nonzero",
     )
+    freeze: tuple[str, ...] = option(
+        (),
+        "Pieces of the network that are not trained: torso, memory, head, actor, critic, or one of an actor or critic, "
+        "such as actor.torso.",
+        sweepable=False,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jaxrl_fast.options.explore import Gaussian, policy
 from jaxrl_fast.options.memory import NoMemory, Recurrent, memory
 from jaxrl_fast.options.network import Network, network
 from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, optimizer, schedule
+from jaxrl_fast.options.sees import Actor, Critic, actor, critic
 
 Rewards = Literal["auto", "raw", "sign", "normalized"]
 
@@ -46,3 +47,5 @@ class PPO(algorithm.OnPolicy):
     network: Network = network()
     memory: NoMemory | Recurrent = memory(Recurrent())
     optimizer: Adam = optimizer(epsilon=1e-5, max_grad_norm=0.5)
+    actor: Actor = actor()
+    critic: Critic = critic()

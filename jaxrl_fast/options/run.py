@@ -212,6 +212,11 @@ class Checkpoints:
         "Run directory to resume. Only total_steps and options of evaluation, logging, checkpoints, threads and this "
         "machine may change.",
     )
+    init_from: str = option(
+        "",
+        "Start from the parameters and normalizers of another run: its directory, a checkpoint, an exported policy, or "
+        "an .npz or .safetensors file. RUN:PIECE loads one piece: network, actor, critic or torso.",
+    )
     save_every: Period = system(
         Period("5min"),
         "Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only when the run ends or is stopped.",

@@ -10,6 +10,7 @@ from jaxrl_fast.options.explore import White, noise_of_actions
 from jaxrl_fast.options.network import Network, network
 from jaxrl_fast.options.optimizer import Adam, optimizer, schedule
 from jaxrl_fast.options.replay import Uniform, replay
+from jaxrl_fast.options.sees import Actor, Critic, actor, critic
 from jaxrl_fast.options.target import Average, target_of_critics
 from jaxrl_fast.options.value import value_of_critics
 
@@ -50,6 +51,8 @@ class TD3(algorithm.ActorCritic):
     critic_hidden_sizes: tuple[int, ...] = algorithm.critic_hidden_sizes()
     critic_layer_norm: bool = algorithm.critic_layer_norm()
     optimizer: Adam = optimizer(epsilon=1e-8, max_grad_norm=0.0)
+    actor: Actor = actor()
+    critic: Critic = critic()
 
 
 @dataclass(frozen=True)

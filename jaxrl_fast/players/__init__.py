@@ -16,6 +16,7 @@ from typing import Any
 from jaxrl_fast.options.declare import Part
 from jaxrl_fast.options.run import SelfPlay
 from jaxrl_fast.players import independent, self_play, shared
+from jaxrl_fast.players.rows import marked_config
 from jaxrl_fast.types import Agent, EnvSpec, Parallelism
 
 
@@ -51,6 +52,8 @@ def _make(algorithm: Any, options: Part, config: Any, spec: EnvSpec, num_updates
     if not spec.players:
         agent: Agent = algorithm.make(config, spec, num_updates, *own)
         return agent
+    if mode_of(options) != "independent":
+        config = marked_config(config, spec.obs)
     make = lambda config, spec: algorithm.make(config, spec, num_updates, *own)
     modes: dict[str, Callable[..., Agent]] = {
         "shared": shared.make,

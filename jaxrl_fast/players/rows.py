@@ -1,12 +1,15 @@
 """Arrange the rows of an environment with players, and mark them with the player's number."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
+from jaxrl_fast.networks import views
+from jaxrl_fast.options.sees import ALL, Sees
 from jaxrl_fast.types import Agent, EnvSpec, PyTree, Rollout
 
 Make = Callable[[Any, EnvSpec], Agent]  # (config, spec): an algorithm without players
@@ -48,6 +51,15 @@ def marked_spec(spec: EnvSpec, num_envs: int) -> EnvSpec:
     """
     obs: Any = (spec.obs, ShapeDtypeStruct((len(spec.players),), jnp.float32))
     return spec._replace(obs=obs, num_envs=num_envs, frame_stack=0, players=())
+
+
+def marked_config(config: Any, obs: PyTree) -> Any:
+    """Return an algorithm's options for marked observations: actor and critic see the player's number, too."""
+    if not isinstance(config.actor, Sees):
+        return config
+    views.views(config, obs)  # its errors name the parts as the environment does
+    of = lambda part: part if ALL in part.sees else replace(part, sees=(*(f"0/{name}" for name in part.sees), "1"))
+    return replace(config, actor=of(config.actor), critic=of(config.critic))
 
 
 def agent_of_player(inner: Agent, num_players: int, player: int) -> Agent:

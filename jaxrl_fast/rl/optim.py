@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxrl_fast.networks import flat
+from jaxrl_fast.networks import flat, pieces
 from jaxrl_fast.options.declare import Part
 from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, Linear
 from jaxrl_fast.types import MAX_FLAT, PyTree
@@ -18,13 +18,15 @@ def make_optimizer(
     learning_rate: optax.ScalarOrSchedule,
     options: Adam,
     transform: optax.GradientTransformation | None = None,
+    prefix: str = "",
 ) -> optax.GradientTransformation:
     """Return an optimizer that clips the gradient's global norm, then applies Adam (Kingma & Ba 2015) or RAdam.
 
-    `transform` changes the gradient before all else. A Python 0 for `max_grad_norm` disables clipping. If the learning
-    rate is a schedule, `state[-1].count` is the number of steps so far. Up to MAX_FLAT parameters are updated as one
-    vector, with a few kernels instead of dozens. This does not depend on the device, since checkpoints store the state
-    in this form.
+    The gradient of frozen pieces is 0 before all else, and so are their updates; `prefix` begins the paths of the
+    parameters (`networks.pieces`). Then `transform` changes the gradient. A Python 0 for `max_grad_norm` disables
+    clipping. If the learning rate is a schedule, `state[-1].count` is the number of steps so far. Up to MAX_FLAT
+    parameters are updated as one vector, with a few kernels instead of dozens. This does not depend on the device,
+    since checkpoints store the state in this form.
     """
     max_grad_norm = options.max_grad_norm
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
@@ -35,6 +37,8 @@ def make_optimizer(
     choose = lambda tree: flattened if _worth_flattening(tree) else by_tree
 
     def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        if options.freeze:
+            gradient = pieces.without(gradient, options.freeze, prefix)
         if transform is None or not flat.is_packed(gradient):
             after: tuple[PyTree, PyTree] = choose(gradient).update(gradient, state, params)
             return after

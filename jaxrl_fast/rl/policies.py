@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from jaxrl_fast import networks
+from jaxrl_fast.networks import views
 from jaxrl_fast.options.explore import GSDE, StateDependent, squashes
 from jaxrl_fast.options.ppo import PPO
 from jaxrl_fast.rl import distributions, heads, state_noise
@@ -42,16 +43,16 @@ class Sampled(NamedTuple):
 def make(config: PPO, spec: EnvSpec) -> Policy:
     """Return the policy that the options choose. Raise ValueError if it does not fit the actions."""
     options = networks.options_of(config)
-    chosen = config.policy
+    chosen, sees = config.policy, views.views(config, spec.obs)
     squash = squashes(chosen)
     if chosen.kind != "gaussian" and not isinstance(spec.action, Box):
         raise ValueError(f"policy: {spec.id} has discrete actions, got {chosen.kind}; leave it out")
     if isinstance(chosen, GSDE) and isinstance(spec.action, Box):
-        network = networks.actor_critic(spec.obs, spec.action.num_outputs, options, with_features=True)
+        network = networks.actor_critic(spec.obs, spec.action.num_outputs, options, sees=sees, with_features=True)
         return Policy(state_noise.Head(spec.action, squash, network.num_features), network, chosen)
     log_std_offset = chosen.log_std_init if isinstance(chosen, StateDependent) else None
     head = heads.head(spec.action, squash, log_std_offset)
-    return Policy(head, networks.actor_critic(spec.obs, head.num_outputs, options))
+    return Policy(head, networks.actor_critic(spec.obs, head.num_outputs, options, sees=sees))
 
 
 def init(policy: Policy, key: Key, log_std: float) -> dict[str, PyTree]:

@@ -12,7 +12,7 @@ from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, workers_of
 from jaxrl_fast.envs.wrappers import time_limit
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
-from jaxrl_fast.networks import torsos
+from jaxrl_fast.networks import torsos, views
 from jaxrl_fast.options import wrap
 from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.options.run import Options
@@ -260,8 +260,8 @@ def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:
 
 def _network_kind(settings: Settings, spec: EnvSpec) -> str:
     """Return the kind of torso that the algorithm's options ask for."""
-    network = network_of(settings.agent)
-    return torsos.choose_kind(spec.obs, network.kind, network.observations) if network else torsos.choose_kind(spec.obs)
+    network, obs = network_of(settings.agent), views.of_actor(settings.agent, spec.obs)
+    return torsos.choose_kind(obs, network.kind, network.observations) if network else torsos.choose_kind(obs)
 
 
 def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:

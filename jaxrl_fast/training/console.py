@@ -36,6 +36,8 @@ def announce(plan: Plan, terminal: Console) -> None:
     for note in dict.fromkeys((*plan.env.view.info, *plan.eval_env.view.info, *protocol)):
         terminal.print(note)
     _print_sizes(plan, terminal)
+    if plan.start:
+        terminal.print(f"start  {plan.start.note}")
     if options.resume:
         terminal.print(f"resume  {_from_where(plan)}")
     folder = plan.shown(plan.folder)
@@ -68,7 +70,6 @@ def _title(plan: Plan) -> str:
 def _learner(plan: Plan) -> Iterator[str]:
     """Yield lines about the players, the algorithm and the network."""
     from jaxrl_fast import players
-    from jaxrl_fast.networks import torsos
 
     agent, options = plan.settings.agent, plan.settings.options
     if plan.env.spec.players:
@@ -77,11 +78,21 @@ def _learner(plan: Plan) -> Iterator[str]:
     if description := agent.describe(options.num_envs):
         yield description
     if network := network_of(agent):
-        reading, remembered = torsos.describe(plan.env.spec.obs, network.kind, network.observations), ""
+        reading, remembered = _reading(plan, network), ""
         if agent.has_memory:
             length = formatting.counted(agent.sequence(), "step")
             remembered = f"   {agent.memory.kind} of {agent.memory.size}, sequences of {length}"
         yield f"network  {reading}{remembered}"
+
+
+def _reading(plan: Plan, network: Any) -> str:
+    """Return which network reads what, for the actor, and for a critic that sees other parts."""
+    from jaxrl_fast.networks import torsos, views
+
+    agent, obs = plan.settings.agent, plan.env.spec.obs
+    describe = lambda view: torsos.describe(view(obs), network.kind, network.observations)
+    of_actor, of_critic = views.views(agent, obs)
+    return describe(of_actor) + ("" if of_actor is of_critic else f"   critic {describe(of_critic)}")
 
 
 def _warn(plan: Plan) -> None:

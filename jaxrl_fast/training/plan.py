@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.config import resume
-from jaxrl_fast.config.population import Member
+from jaxrl_fast.config.population import Member, in_line
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import replace
@@ -24,6 +24,8 @@ from jaxrl_fast.utils.files import current_folder
 if TYPE_CHECKING:
     from jaxrl_fast.parallel.placement import Placement
     from jaxrl_fast.runs.checkpoint import Checkpoint
+    from jaxrl_fast.training.init_from import Start
+    from jaxrl_fast.training.init_source import Source
     from jaxrl_fast.training.memory import MemoryEstimate
     from jaxrl_fast.types import Agent, Env
 
@@ -53,6 +55,7 @@ class Plan(NamedTuple):
     replay_note: str = ""  # where the replay's observations lie, if not on the device
     decided: tuple[str, ...] = ()  # options whose values follow from the environment and the free memory
     place: Path | None = None  # the folder as it was given, if it differs
+    start: "Start | None" = None  # of another run: what this one starts from
     gpu: str = ""  # the GPU for which a dry run compiles, if it is not of this machine
 
     @property
@@ -124,7 +127,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     checks.check_evaluation(settings.options)
     checks.check_devices(settings.options)
     saved, damaged = _to_resume(settings, members)
-    options = settings.options
+    options, source = settings.options, _source(settings.options)
     absolute: dict[str, Any] = {
         name: str(Path(text).absolute()) for name in FOLDERS if (text := getattr(options, name))
     }
@@ -132,6 +135,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     settings = settings._replace(options=dataclasses.replace(options, **absolute))
     ready = _fit(*_build(settings, saved), saved, members)
     return ready._replace(
+        start=None if saved else _start(ready, source),
         folder=folder,
         damaged=damaged,
         decided=tuple(name for name in DECIDED if asked.value(name) != ready.settings.value(name)),
@@ -150,6 +154,27 @@ def _to_resume(settings: Settings, members: Sequence[Member]) -> tuple["Checkpoi
         saved = saved._replace(folder=saved.folder.absolute())
         checks.check_unsolved(options, saved)
     return saved, damaged
+
+
+def _source(options: Any) -> "Source | None":
+    """Return the arrays of the other run from which a new run starts, if any."""
+    if options.resume or not options.init_from:
+        return None
+    from jaxrl_fast.training import init_source
+
+    return init_source.read(options.init_from)
+
+
+def _start(plan: Plan, source: "Source | None") -> "Start | None":
+    """Return what the run starts from, if it starts from another run. Raise ValueError if it does not fit."""
+    from jaxrl_fast.training import init_from
+
+    options, agent = plan.settings.options, plan.agent
+    init_from.check_frozen(plan.settings.value("optimizer.freeze") or (), agent)
+    if source is None:
+        return init_from.kept(Path(options.resume)) if options.resume and options.init_from else None
+    members = plan.members or in_line(options.seed, options.num_seeds)
+    return init_from.fit(source, agent, plan.settings.algo, [member.seed for member in members])
 
 
 def _build(settings: Settings, saved: "Checkpoint | None") -> tuple[Plan, Any]:

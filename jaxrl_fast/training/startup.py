@@ -10,7 +10,7 @@ from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program, team
 from jaxrl_fast.runs import files, replay_dir
-from jaxrl_fast.training import console, gpu_report, summary
+from jaxrl_fast.training import console, gpu_report, init_from, summary
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import NoLogger, RunLogger
@@ -102,6 +102,9 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
     size = env_steps = None
     if plan.saved is None:
         state = compiled.init(seeds if len(seeds) > 1 else seeds[0])
+        if plan.start:
+            state = init_from.apply(plan.start, state, plan.placement)
+            state = compiled.restart(state) if plan.env.pools else state  # their first actions have been sent
         size = 0 if plan.settings.options.resume else None
     else:
         state, host_state = progress.checkpoints.restore(plan.saved, compiled)

@@ -29,9 +29,15 @@ class RunResult(NamedTuple):
 
 
 def write_config(plan: "Plan") -> None:
-    """Write all resolved settings, and list resumes. The file is a preset too: config runs/NAME/config.yaml."""
+    """Write all resolved settings, and list resumes. The file is a preset too: config runs/NAME/config.yaml.
+
+    What the run starts from is written before, so that a run with this file can be resumed.
+    """
     import yaml
 
+    from jaxrl_fast.training import init_from
+
+    init_from.keep(plan)
     path, options = plan.folder / paths.CONFIG, plan.settings.options
     now = {
         "format": paths.FORMAT,
@@ -135,6 +141,7 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
         "num_checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
         "replay": ended.replay,
+        "init_from": options.init_from or None,
         "num_shards": plan.placement.num_shards,
         "num_grad_workers": plan.placement.num_grad_workers,
         "device": devices.device(),

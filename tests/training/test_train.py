@@ -563,7 +563,7 @@ ODD_PLACES = {
     "a blank for the dot of a package": (
         "-m jaxrl_fast sweep --sede 1",
         2,
-        "error: sede: unknown option; did you mean seed",
+        "error: sede: unknown option; did you mean actor.sees or seed?",
     ),
     "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
 }

@@ -118,6 +118,7 @@ def _build(saved: Any, options: Options, out: Path) -> Export:
 
     from jaxrl_fast.config import settings
     from jaxrl_fast.evaluation.export import card, check, function
+    from jaxrl_fast.training import init_from
 
     policy = function.make(saved, options.sampled)
     contents, more = _serialize(saved, policy, options.to)
@@ -133,6 +134,7 @@ def _build(saved: Any, options: Options, out: Path) -> Export:
         "README.md": card.readme(described),
         "config.yaml": yaml.safe_dump(config, sort_keys=False),
     }
+    contents |= init_from.weights(saved.agent, saved.learners)
     return Export(out, contents | {name: text.encode() for name, text in texts.items()}, described, saved.start)
 
 

@@ -38,7 +38,7 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     if function.noise:
         wanted = jax.jit(jax.vmap(function.act))(given, noise, memory)[0]
     else:
-        wanted = jax.jit(partial(reference, saved))(given, memory)
+        wanted = jax.jit(partial(reference, saved, function.whole))(given, memory)
     found, wanted = np.asarray(run(kind, files, given, noise, memory)[0]), np.asarray(wanted)
     result: dict[str, Any] = {"observations": NUM_ROWS}
     if np.issubdtype(wanted.dtype, np.integer):
@@ -52,12 +52,12 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     return result
 
 
-def reference(saved: SavedRun, given: PolicyInput, memory: tuple[Any, ...]) -> Any:
-    """Return the greedy actions [B, ...] of the run for inputs of the exported policy."""
+def reference(saved: SavedRun, whole: Any, given: PolicyInput, memory: tuple[Any, ...]) -> Any:
+    """Return the greedy actions [B, ...] of the run for inputs of the exported policy, which `whole` completes."""
     env = saved.env
     is_memory = policy.remembers(saved.agent, saved.agent.exploit, saved.learners, env.spec.obs)
     carry = with_memory(initial_carry(saved.agent, NUM_ROWS), is_memory, memory)
-    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, inputs.seen(env, given), carry)[0])
+    return env.view.to_env_action(policy.greedy(saved.agent, saved.learners, inputs.seen(env, whole(given)), carry)[0])
 
 
 def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:

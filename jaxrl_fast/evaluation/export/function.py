@@ -11,15 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, ShapeDtypeStruct
+from jax.interpreters import partial_eval
 
-from jaxrl_fast.evaluation.inputs import arrays_of, seen, takes_mask
+from jaxrl_fast.evaluation.inputs import arrays_of, seen, takes_mask, without_none
 from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
+from jaxrl_fast.networks import views
 from jaxrl_fast.rollout import initial_carry
-from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree, SampleNoise
+from jaxrl_fast.types import Agent, Env, Key, PolicyInput, PyTree, SampleNoise
 from jaxrl_fast.utils import target
 from jaxrl_fast.utils.random import key_of_seed
 
+Whole = Callable[[PolicyInput], PolicyInput]
 OBSERVED, MASK = "an observation as the environment returns it", "which actions are allowed; if none is, all are"
 KEY = "key"  # the input of a sampled policy that draws its random numbers itself
 
@@ -49,6 +52,7 @@ class PolicyFunction(NamedTuple):
     noise: tuple[Noise, ...]  # () for a greedy policy
     action: ShapeDtypeStruct
     memory: tuple[Memory, ...] = ()  # () for a policy without memory
+    whole: Whole = lambda given: given  # to an input with the parts that are not read
 
 
 class Input(NamedTuple):
@@ -80,7 +84,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         filled = list(parts)
         for i, one, x in zip(places, noise, drawn, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
-        inputs = seen(env, jax.tree.map(lambda x: x[None], given))
+        inputs = seen(env, whole(jax.tree.map(lambda x: x[None], given)))
         carry = with_memory(initial, is_memory, [x[None] for x in memory])
         decision = decide(state, inputs, carry, structure.unflatten(filled))
         following = tuple(x[0] for x, flag in zip(jax.tree.leaves(decision.carry), is_memory) if flag)
@@ -93,12 +97,42 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
 
     mask: Any = ShapeDtypeStruct((env.spec.action.num_outputs,), jnp.bool_)
     given = PolicyInput(arrays_of(env), mask if takes_mask(env) else None)
+    whole: Whole = lambda given: given
+    view, _ = views.views(saved.settings.agent, env.spec.obs)
+    if view is not views.everything:
+        given, whole = parts_read(env, given, view)
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))
     with target.tracing_for("any"):
         action, _ = jax.eval_shape(act, given, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
-    return PolicyFunction(act, draw, given, noise, action, memory)
+    return PolicyFunction(act, draw, given, noise, action, memory, whole)
+
+
+def parts_read(env: Env, given: PolicyInput, view: views.View) -> tuple[PolicyInput, Whole]:
+    """Return the parts of an input [...] that a view of agents' observations depends on.
+
+    Also return the function from a batch of such parts [B, ...] to inputs with zeros in place of the others.
+    """
+
+    def read(given: PolicyInput) -> Any:
+        inputs = seen(env, given)
+        return view(inputs.obs), inputs.action_mask
+
+    wide = jax.tree.map(lambda x: ShapeDtypeStruct((1, *x.shape), x.dtype), given)
+    jaxpr = jax.make_jaxpr(read)(wide).jaxpr
+    used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
+    structure: Any
+    leaves, structure = jax.tree.flatten(given.obs)
+    kept = [x if flag else None for x, flag in zip(leaves, used)]
+
+    def whole(parts: PolicyInput) -> PolicyInput:
+        present = iter(found := jax.tree.leaves(parts.obs))
+        zeros = lambda x: jnp.zeros((found[0].shape[0], *x.shape), x.dtype)
+        filled = [zeros(x) if part is None else next(present) for x, part in zip(leaves, kept, strict=True)]
+        return parts._replace(obs=structure.unflatten(filled))
+
+    return given._replace(obs=without_none(structure.unflatten(kept))), whole
 
 
 def with_memory(carry: PyTree, is_memory: list[bool], memory: Iterable[Array]) -> PyTree:

@@ -55,7 +55,8 @@ def _write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
     if saved.settings.algo not in NETWORKS:
         raise Unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
     if not hasattr(function.given.obs, "shape"):
-        raise Unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.given.obs))}")
+        parts = len(jax.tree.leaves(function.given.obs))
+        raise Unsupported(f"needs observations of one array, got {parts if parts > 1 else 'a part of several'}")
     if function.memory and not config.has_memory:
         of_noise = "noise ou" if isinstance(config, ActorCritic) else "policy gsde"
         raise Unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
