@@ -8,8 +8,8 @@ that of the training alone (`env_steps_per_s` of summary.json), compilation excl
 
 Computed, for 64 hosts with 8 GPUs each and one process a GPU: the parameters are those of the preset. A ring sends
 2 (n - 1) / n times the gradient from each of n GPUs for a sum. A checkpoint has the parameters and the optimizer once
-and each process's rows. `latency` assumes that a sum over all GPUs takes 100 microseconds besides the bytes. That is not
-measured.
+and each process's rows. `latency` assumes that a sum over all GPUs takes 100 microseconds besides the bytes, which is
+not measured.
 """
 
 import argparse

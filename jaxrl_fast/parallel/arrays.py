@@ -7,13 +7,14 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.sharding import Sharding
 
 from jaxrl_fast.types import PyTree
 
 Index = list[list[int]]  # first index and end on each axis
 
 
-def put(x: Any, sharding: NamedSharding) -> Array:
+def put(x: Any, sharding: Sharding) -> Array:
     """Place an array that every process has whole on the devices of a sharding."""
     if sharding.is_fully_addressable:
         whole_there: Array = jax.device_put(x, sharding)

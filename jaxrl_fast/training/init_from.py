@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.networks import pieces
+from jaxrl_fast.parallel.arrays import put
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.rl.normalize import Stats
 from jaxrl_fast.runs import checkpoint
@@ -261,7 +262,7 @@ def apply(start: Start, state: PyTree, placement: Placement) -> PyTree:
         if several and value.ndim > len(own):
             value = value[np.minimum(np.arange(x.shape[0]), len(value) - 1)]  # padded with further seeds
         value = value.reshape((*value.shape[: value.ndim - len(own)], *(1,) * shards, *own))
-        return jax.device_put(np.array(np.broadcast_to(value, x.shape)), x.sharding)
+        return put(np.array(np.broadcast_to(value, x.shape)), x.sharding)
 
     return jax.tree_util.tree_map_with_path(replaced, state)
 
