@@ -17,6 +17,7 @@ from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree, SampleNoise
+from jaxrl_fast.types.spaces import mask_size
 from jaxrl_fast.utils import target
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -91,7 +92,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         found = jax.tree.leaves(_noise_of_row(agent, key))
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
-    mask: Any = ShapeDtypeStruct((env.spec.action.num_outputs,), jnp.bool_)
+    mask: Any = ShapeDtypeStruct((mask_size(env.spec.action),), jnp.bool_)
     given = PolicyInput(arrays_of(env), mask if takes_mask(env) else None)
     parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
