@@ -81,12 +81,17 @@ def make_context(
     parallelism: Parallelism,
     outputs_per_number: int,
     transform_gradient: optax.GradientTransformation | None = None,
+    of_discrete: Callable[..., networks.Network] | None = None,
 ) -> Context:
     """Return the constants of an agent. Its actor has `outputs_per_number` outputs for each number of an action.
 
+    With `of_discrete`, actions are discrete, the actor has an output for each of them, and `of_discrete(obs, number of
+    actions, number of critics, options)` makes the critics.
+
     Raises ValueError if options contradict each other or the environment.
     """
-    size = action_noise.action_size(spec, type(config).__name__.lower())
+    is_discrete = of_discrete is not None
+    size = spec.action.num_outputs if is_discrete else action_noise.action_size(spec, type(config).__name__.lower())
     normalize.check(config, spec)
     check(config, parallelism)
     ratio = off_policy.schedule_of(config, spec, parallelism)
@@ -111,8 +116,13 @@ def make_context(
         replay=replay.make(buffer, spec, parallelism, replay.priority_exponent(config.replay)),
         ratio=ratio,
         num_updates=num_updates,
-        actor=views.through(of_actor, networks.network(of_actor(spec.obs), outputs_per_number * size, options)),
-        critic=views.through(to_critic, critics(to_critic(spec.obs), size, config.num_critics, of_critic), True),
+        actor=views.through(
+            of_actor,
+            networks.network(of_actor(spec.obs), (1 if is_discrete else outputs_per_number) * size, options),
+        ),
+        critic=views.through(
+            to_critic, (of_discrete or critics)(to_critic(spec.obs), size, config.num_critics, of_critic), True
+        ),
         value_head=value_distributions.head_of(config.value),
         learning_rate=schedules,
         optimizer=Params(
@@ -215,6 +225,13 @@ def update(
         "learning_rate": context.learning_rate.actor(state.learner.optimizer.critic[-1].count),
         "replay_size": context.replay.size(state.replay) * context.ratio.num_envs,
     }
+
+
+def temperature(context: Context, params: Params) -> Array:
+    """Return the weight of the entropy, f32 []."""
+    if context.config.learn_temperature:
+        return jnp.exp(params.log_temperature)
+    return jnp.asarray(context.config.temperature, jnp.float32)
 
 
 def sample(context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array) -> replay.WeightedBatch:

@@ -25,17 +25,19 @@ def step(
     learner: Learner,
     buffer: PyTree,
     batch: replay.WeightedBatch,
-    next_action: Array,
+    next_action: Array | None,
     target_of: Callable[[Array], Atoms],
 ) -> tuple[Learner, PyTree, Metrics]:
     """Move all critics towards the target of Q(obs, action).
 
     `target_of` computes it, with atoms [B, K], from the critics' outputs [num_critics, B (, M)] at (next_obs,
     next_action). These are the outputs of the target critics, or with `crossq` those of the critics in the same pass.
-    Returns the learner, the buffer with new priorities, and metrics [B].
+    With None for `next_action`, they are at all discrete actions. Returns the learner, the buffer with new priorities,
+    and metrics [B].
     """
     rows, weight = batch.rows, batch.weight / context.config.batch_size
     if context.config.crossq:
+        assert next_action is not None, "`discrete_sac.check` has refused it"
         objective = partial(joint_loss, context, learner.batch_stats, (rows, weight), next_action, target_of)
     else:
         target = target_of(context.critic.apply(learner.target_params.critic, (rows.next_obs, next_action)))
@@ -106,7 +108,7 @@ def minimum(context: Context, output: Array) -> Atoms:
     return value_distributions.minimum(context.value_head, output)
 
 
-def values(context: Context, learner: Learner, obs: PyTree, action: Array) -> Array:
-    """Return the critics' expected returns [num_critics, B] for the policy's loss."""
+def values(context: Context, learner: Learner, obs: PyTree, action: Array | None) -> Array:
+    """Return the critics' expected returns [num_critics, B] for the policy's loss; [.., A] of all discrete actions."""
     params = with_stats(flat.unpack(learner.params.critic), learner.batch_stats)
     return value_distributions.mean(context.value_head, context.critic.apply(params, (obs, action)))

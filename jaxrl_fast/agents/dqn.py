@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks, replay
+from jaxrl_fast.agents import joint
 from jaxrl_fast.options.dqn import DQN as Config
 from jaxrl_fast.options.memory import OfReplay
 from jaxrl_fast.replay import sequences as replay_sequences
@@ -38,6 +39,7 @@ from jaxrl_fast.types import (
     Key,
     Learning,
     Metrics,
+    MultiDiscrete,
     Parallelism,
     PolicyInput,
     PyTree,
@@ -83,6 +85,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
 
     Raises ValueError if options contradict each other or the environment.
     """
+    if isinstance(spec.action, MultiDiscrete):
+        return joint.agent_of(make(config, joint.spec_of(spec, "dqn"), num_updates, parallelism), spec)
     ratio, rule = off_policy.schedule_of(config, spec, parallelism), q_learning.rule_of(config.value, config.bonus)
     num_atoms = value_distributions.num_atoms(config.value)
     options = networks.options_of(config, num_atoms=num_atoms, dueling=config.dueling, noisy=config.noisy)

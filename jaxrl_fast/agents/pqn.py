@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks
+from jaxrl_fast.agents import joint
 from jaxrl_fast.options.pqn import PQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import (
@@ -34,6 +35,7 @@ from jaxrl_fast.types import (
     Key,
     Learning,
     Metrics,
+    MultiDiscrete,
     Parallelism,
     PolicyInput,
     PyTree,
@@ -91,6 +93,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
 
     Raises ValueError if options contradict each other or the environment.
     """
+    if isinstance(spec.action, MultiDiscrete):
+        return joint.agent_of(make(config, joint.spec_of(spec, "pqn"), num_updates, parallelism), spec)
     sequences.validate(config, spec, parallelism.num_shards)
     network = networks.network(spec.obs, exploration.num_actions(spec, "pqn"), networks.options_of(config))
     num_steps = num_updates * config.num_epochs * config.num_minibatches

@@ -1,7 +1,7 @@
-"""SAC: soft actor-critic (Haarnoja et al. 2018) with a learned temperature, for continuous actions.
+"""SAC: soft actor-critic (Haarnoja et al. 2018) with a learned temperature.
 
-The policy is a tanh-Gaussian. A gradient step moves the critics, then the policy towards actions of high value, then
-the temperature, then the target critics.
+For continuous actions, the policy is a tanh-Gaussian; for discrete ones, see `agents.discrete_sac`. A gradient step
+moves the critics, then the policy towards actions of high value, then the temperature, then the target critics.
 
 Deviations from the second paper: The temperature's loss uses its logarithm, as in the authors' code. The entropies of
 the steps within an n-step return do not count. Log standard deviations are clipped to LOG_STD. With several devices,
@@ -10,22 +10,23 @@ each draws its own subset of `num_target_critics` critics.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import replay
-from jaxrl_fast.agents import actor_critic, critics
+from jaxrl_fast.agents import actor_critic, critics, discrete_sac, joint
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
-from jaxrl_fast.agents.actor_critic import Context, Learner, Params
+from jaxrl_fast.agents.actor_critic import Context, Learner, Params, temperature
 from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.options.sac import SAC as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.distributions import TanhGaussian
 from jaxrl_fast.rl.value_distributions import Atoms
-from jaxrl_fast.types import Agent, Array, EnvSpec, Key, Metrics, Parallelism, PyTree
+from jaxrl_fast.types import Agent, Array, Box, EnvSpec, Key, Metrics, MultiDiscrete, Parallelism, PyTree
 
 LOG_STD = -20.0, 2.0  # bounds of the policy's log standard deviations
 
@@ -42,6 +43,10 @@ def make(
     `transform_gradient` changes the gradient of each network before its optimizer does. Raises ValueError if options
     contradict each other or the environment.
     """
+    if isinstance(spec.action, MultiDiscrete):
+        one = joint.spec_of(spec, "sac")
+        return joint.agent_of(make(config, one, num_updates, parallelism, transform_gradient), spec)
+    discrete_sac.check(config, spec)
     if (config.num_target_critics or 1) > config.num_critics:
         problem = f"must be at most num_critics ({config.num_critics}), got {config.num_target_critics}"
         raise ValueError(f"num_target_critics: {problem}; use more critics")
@@ -52,8 +57,10 @@ def make(
         parallelism,
         outputs_per_number=2,
         transform_gradient=transform_gradient,
+        of_discrete=None if isinstance(spec.action, Box) else discrete_sac.critics_of,
     )
-    return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
+    agent = actor_critic.make_agent(context, init, exploit, explore, gradient_step)
+    return agent if isinstance(spec.action, Box) else discrete_sac.agent_of(context, agent)
 
 
 def init(context: Context, key: Key) -> Learner:
@@ -85,15 +92,16 @@ def gradient_step(
     context: Context, buffer: PyTree, num_updates: Array, keys: Key, learner: Learner, counts: off_policy.Counts
 ) -> tuple[Learner, PyTree, off_policy.Counts, Metrics]:
     """Make one gradient step on a batch from the replay buffer, with keys [2] (algorithm 1 of the second paper)."""
-    config = context.config
+    config, is_continuous = context.config, isinstance(context.spec.action, Box)
     key_noise, key_subset = jax.random.split(keys[1])
-    noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
+    noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2) if is_continuous else (None, None)
     batch = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    next_action, target_of = td_target(context, learner, batch.rows, noise_target, key_subset)
+    target: Any = td_target if is_continuous else discrete_sac.td_target
+    next_action, target_of = target(context, learner, batch.rows, noise_target, key_subset)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     alpha = temperature(context, learner.params)
-    move = partial(policy_step, context, batch.rows.obs, noise_policy, found)
+    move = partial(policy_step, context, batch.rows, noise_policy, found)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
     else:
@@ -117,22 +125,18 @@ def gradient_step(
 
 
 def policy_step(
-    context: Context, obs: PyTree, noise: Array, weight: Array, learner: Learner
+    context: Context, batch: replay.Sample, noise: Array | None, weight: Array, learner: Learner
 ) -> tuple[Learner, Metrics]:
     """Move the policy and the temperature. Also returns metrics [B]."""
-    loss = partial(policy_loss, context, learner, obs, noise, weight)
+    if noise is None:
+        loss = partial(discrete_sac.policy_loss, context, learner, batch, weight)
+    else:
+        loss = partial(policy_loss, context, learner, batch.obs, noise, weight)
     gradient, (excess, metrics) = jax.grad(loss, has_aux=True)(learner.params.actor)
     gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
     # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
     gradients = Params(gradient, None, excess if context.config.learn_temperature else None)
     return actor_critic.apply_gradient(context, learner, gradients), metrics
-
-
-def temperature(context: Context, params: Params) -> Array:
-    """Return the weight of the entropy, f32 []."""
-    if context.config.learn_temperature:
-        return jnp.exp(params.log_temperature)
-    return jnp.asarray(context.config.temperature, jnp.float32)
 
 
 def td_target(

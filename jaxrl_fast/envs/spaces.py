@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast.envs import nested
 from jaxrl_fast.networks import reading
-from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
+from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
+from jaxrl_fast.types.spaces import Hybrid
 from jaxrl_fast.utils import formatting
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
@@ -24,7 +26,7 @@ class Interval(NamedTuple):
 
 def check_action(spec: EnvSpec, action: jax.Array) -> None:
     """Raise ValueError while tracing unless actions are integers [N] or [N, k], or floats [N, *shape]."""
-    discrete = not isinstance(spec.action, Box)
+    discrete = not isinstance(spec.action, Box | Hybrid)
     shape = (spec.num_envs, *spec.action.shape)
     if action.shape != shape or not jnp.issubdtype(action.dtype, jnp.integer if discrete else jnp.floating):
         expected = f"{'int32' if discrete else 'float32'}{list(shape)}"
@@ -32,7 +34,16 @@ def check_action(spec: EnvSpec, action: jax.Array) -> None:
 
 
 def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array:
-    """Return agents' actions [..., *shape] within the environment's bounds; NaN becomes the middle."""
+    """Return agents' actions [..., *shape] within the environment's bounds; NaN becomes the middle.
+
+    The bounds of a Hybrid space are those of its numbers.
+    """
+    if isinstance(spec.action, Hybrid):
+        num = len(spec.action.nums)
+        whole = spec._replace(action=MultiDiscrete(spec.action.nums)), (), jnp.nan_to_num(action[..., :num])
+        numbers = spec._replace(action=Box((spec.action.size,))), bounds, action[..., num:]
+        parts = [to_env_action(*whole).astype(jnp.float32), to_env_action(*numbers)]
+        return jnp.concatenate(parts, axis=-1)
     if not isinstance(spec.action, Box):
         wide = action if action.dtype.itemsize >= 4 else action.astype(jnp.int32)  # int8 cannot hold a bound of 200
         nums = spec.action.num if isinstance(spec.action, Discrete) else spec.action.nums
@@ -46,8 +57,8 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
     return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
 
 
-def allowed(action: Discrete | MultiDiscrete, mask: jax.Array) -> jax.Array:
-    """Return an environment's action mask as bool [n, num_outputs].
+def allowed(action: Discrete | MultiDiscrete | Hybrid, mask: jax.Array) -> jax.Array:
+    """Return an environment's action mask as bool [n, mask_size].
 
     If no action is allowed, as in many terminal states, all become allowed: a distribution needs at least one.
     """
@@ -128,6 +139,28 @@ def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -
     return low, high
 
 
+def of_parts(unsupported: str, tree: Any) -> tuple[Space, Bounds, Any]:
+    """Return the space for agents, the bounds of its numbers, and the tree of an action's parts with their places.
+
+    Raise ValueError, with `unsupported` first, if there are no parts or bounds are unusable.
+    """
+    tree = nested.placed(tree)
+    parts = list(nested.parts(tree))
+    nums = tuple(num for part in parts if part.is_choice for num in part.nums)
+    boxes = [true_bounds(unsupported, part.low, part.high, part.shape) for part in parts if not part.is_choice]
+    bounds = tuple(np.concatenate([bound.reshape(-1) for bound in side]) for side in zip(*boxes)) if boxes else ()
+    size = bounds[0].size if bounds else 0
+    if not nums and not size:
+        raise ValueError(f"{unsupported}; it must have at least one part")
+    space = Hybrid(nums, size) if nums and size else MultiDiscrete(nums) if nums else Box((size,))
+    return space, bounds, tree
+
+
+def split_action(tree: Any, action: jax.Array) -> Any:
+    """Return the parts of the environment's actions [..., k + D], in at most 32 bits; without a tree, the actions."""
+    return action if tree is None else nested.split(tree, action, narrow_dtype)
+
+
 def _narrow_bounds(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds in float32: rounded to within the true ones, unless no float32 lies between these."""
     true = np.asarray(low, np.float64), np.asarray(high, np.float64)
@@ -163,5 +196,6 @@ def describe_action(space: Any) -> str:
     if hasattr(space, "num"):
         return formatting.counted(space.num, "action")
     if hasattr(space, "nums"):
-        return f"{formatting.counted(len(space.nums), 'choice')} among {', '.join(map(str, space.nums))}"
+        numbers = f" and {formatting.counted(space.size, 'number')}" if isinstance(space, Hybrid) else ""
+        return f"{formatting.counted(len(space.nums), 'choice')} among {', '.join(map(str, space.nums))}{numbers}"
     return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"

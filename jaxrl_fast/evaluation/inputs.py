@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs import nested, spaces
 from jaxrl_fast.types import Box, Env, PolicyInput, PyTree
+from jaxrl_fast.types.spaces import mask_size
 from jaxrl_fast.utils.importing import describe
 
 
@@ -72,13 +73,15 @@ def as_batch(env: Env, obs: PyTree, mask: Any = None) -> tuple[PolicyInput, bool
 
 
 def _as_masks(env: Env, mask: Any, size: int | None) -> Any:
-    """Return masks as bool [B, num_outputs], or None if observations have them; `size` None: one without axis B."""
+    """Return masks as bool [B, mask_size], or None if observations have them; `size` None: one without axis B."""
     if not takes_mask(env):
         if mask is not None:
             which = "its action masks in its observations" if env.view.raw_mask else "no action masks"
             raise ValueError(f"mask: {env.spec.id} has {which}, got a mask; leave it out")
         return None
-    num = env.spec.action.num_outputs
+    num = mask_size(env.spec.action)
+    if isinstance(mask, Mapping) or isinstance(mask, tuple) and any(isinstance(x, Mapping | tuple) for x in mask):
+        mask = tuple(part for part in nested.parts(mask) if part is not None)  # of a Dict or Tuple space
     if mask is None:
         use = f"mask, one bool for each of {num} actions" if env.on_device else 'mask=info["action_mask"]'
         raise ValueError(f"mask: {env.spec.id} forbids some actions, got no mask; pass {use}")

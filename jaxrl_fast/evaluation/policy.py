@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast import players
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.envs.spaces import split_action
 from jaxrl_fast.evaluation.inputs import as_batch, num_rows, seen
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
 from jaxrl_fast.options.run import Options
@@ -94,7 +95,8 @@ class Policy:
     """A compiled function from observations to actions.
 
     `policy(obs, key=None, explore=False, mask=None)` takes one observation as the environment returns it, or a batch of
-    them [B, ...], and returns the environment's actions: int32, or float32 within the action bounds. It acts greedily;
+    them [B, ...], and returns the environment's actions: int32, or float32 within the action bounds, and a tree of such
+    arrays for a Dict or Tuple space. It acts greedily;
     `explore=True` acts as in training and requires a PRNG key. `mask` says which actions are allowed, as the
     environment's `info["action_mask"]` does: one bit for each action, or an array for each choice. It is required if
     the environment has masks, unless they are a part of its observations.
@@ -111,7 +113,7 @@ class Policy:
         """
         batch, is_one = as_batch(self._decide.env, obs, mask)
         action, _ = self._decide(batch, self._initial(num_rows(batch)), key, explore)
-        return action[0] if is_one else action
+        return jax.tree.map(lambda x: x[0], action) if is_one else action
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Decide(NamedTuple):
         if not num_rows(batch):
             raise ValueError("policy: obs is an empty batch; pass at least one observation")
         action, carry = self.explore(batch, carry, key) if explore and key is not None else self.exploit(batch, carry)
-        return self.env.view.to_env_action(action), carry
+        return split_action(self.env.view.action_tree, self.env.view.to_env_action(action)), carry
 
 
 def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs: PyTree) -> list[bool]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl_fast.options import algorithm
-from jaxrl_fast.options.declare import COUNT, POSITIVE, Part, option
+from jaxrl_fast.options.declare import COUNT, FRACTION, POSITIVE, Part, option
 from jaxrl_fast.options.explore import White, noise_of_policy
 from jaxrl_fast.options.network import Network, network
 from jaxrl_fast.options.optimizer import Adam, optimizer, schedule
@@ -46,6 +46,12 @@ class SAC(algorithm.ActorCritic):
     target_entropy: float | None = option(
         None,
         "Target entropy of the policy in nats, for actions in [-1, 1]. none: minus the number of action dimensions.",
+        traced=True,
+    )
+    target_entropy_share: float | None = option(
+        None,
+        "Target entropy for discrete actions, as a share of the logarithm of the number of allowed ones. none: 0.89.",
+        bounds=FRACTION,
         traced=True,
     )
     normalize_observations: bool = algorithm.normalize_observations(False)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.types import Box, Discrete, EnvSpec, Key, PyTree
+from jaxrl_fast.types import Box, EnvSpec, Key, PyTree
+from jaxrl_fast.types.spaces import Hybrid
 
 
 class Noise(NamedTuple):
@@ -20,7 +21,7 @@ class Noise(NamedTuple):
 def action_size(spec: EnvSpec, algorithm: str) -> int:
     """Return D, the numbers of a continuous action. Raise ValueError for another space, naming algorithms for it."""
     if not isinstance(spec.action, Box):
-        others = "dqn or ppo" if isinstance(spec.action, Discrete) else "ppo"
+        others = "ppo" if isinstance(spec.action, Hybrid) else "dqn, ppo or sac"
         raise ValueError(f"{algorithm}: requires continuous actions, got {spec.action} of {spec.id}; try {others}")
     if len(spec.action.shape) != 1:
         shape = list(spec.action.shape)

@@ -63,6 +63,18 @@ class Categorical(NamedTuple):
         """Return the most probable actions, int32 [...]; ties go to the first."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
+    def probs(self) -> Array:
+        """Return the probabilities of all actions, f32 [..., A]."""
+        return jnp.exp(self.log_probs())
+
+    def log_probs(self) -> Array:
+        """Return the log-probabilities of all actions, f32 [..., A]; FORBIDDEN or less where an action is forbidden."""
+        return _log_softmax(self.logits)
+
+    def expect(self, x: Array) -> Array:
+        """Return the expectations of x [..., A] over the actions, f32 [...]."""
+        return _expect(self.logits, x)
+
     def kl(self, other: "Categorical") -> Array:
         """Return the divergences KL(self || other), f32 [...]."""
         return _expect(self.logits, _log_softmax(self.logits) - _log_softmax(other.logits))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.rl.distributions import Categorical, Gaussian, MultiCategorical, TanhGaussian, masked
-from jaxrl_fast.types import Discrete, Key, Law, MultiDiscrete, PyTree, SampleNoise, Space
+from jaxrl_fast.types import Box, Discrete, Key, Law, MultiDiscrete, PyTree, SampleNoise, Space
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Head:
         return int(self.space.num_outputs)
 
     @property
-    def sample_noise(self) -> Callable[[Key, int, int], Array]:
+    def sample_noise(self) -> Callable[[Key, int, int], PyTree]:
         """Return the function (key, T, N) to noise for `sample_from`, [T, N, ...]."""
         draw, size = getattr(jax.random, self.law), self.space.num_outputs
         return SampleNoise(lambda key, num_steps, num_envs: draw(key, (num_steps, num_envs, size)), (self.law,))
@@ -110,6 +110,7 @@ def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array 
         return CategoricalHead(space)
     if isinstance(space, MultiDiscrete):
         return MultiCategoricalHead(space)
+    assert isinstance(space, Box), "`policies.make` has made the head of a Hybrid space"
     if log_std_offset is None:
         return GaussianHead(space, tanh_squash)
     return StateGaussianHead(space, tanh_squash, log_std_offset)

@@ -12,8 +12,9 @@ from jaxrl_fast import networks
 from jaxrl_fast.networks import views
 from jaxrl_fast.options.explore import GSDE, StateDependent, squashes
 from jaxrl_fast.options.ppo import PPO
-from jaxrl_fast.rl import distributions, heads, state_noise
+from jaxrl_fast.rl import distributions, heads, product, state_noise
 from jaxrl_fast.types import Box, Decision, EnvSpec, Key, PolicyInput, PyTree, Transition
+from jaxrl_fast.types.spaces import Hybrid
 
 
 class Policy(NamedTuple):
@@ -37,7 +38,7 @@ class Sampled(NamedTuple):
     """
 
     policy: PyTree  # the distribution of the sample
-    sample: Array  # f32 [N, D], before the tanh
+    sample: Array  # f32 [N, D], before the tanh; with choices [N, k + D]
 
 
 def make(config: PPO, spec: EnvSpec) -> Policy:
@@ -45,13 +46,16 @@ def make(config: PPO, spec: EnvSpec) -> Policy:
     options = networks.options_of(config)
     chosen, sees = config.policy, views.views(config, spec.obs)
     squash = squashes(chosen)
-    if chosen.kind != "gaussian" and not isinstance(spec.action, Box):
+    if chosen.kind != "gaussian" and not isinstance(spec.action, Box | Hybrid):
         raise ValueError(f"policy: {spec.id} has discrete actions, got {chosen.kind}; leave it out")
+    if isinstance(chosen, GSDE) and isinstance(spec.action, Hybrid):
+        raise ValueError(f"policy: {spec.id} has actions with discrete parts, got gsde; use tanh or state_dependent")
     if isinstance(chosen, GSDE) and isinstance(spec.action, Box):
         network = networks.actor_critic(spec.obs, spec.action.num_outputs, options, sees=sees, with_features=True)
         return Policy(state_noise.Head(spec.action, squash, network.num_features), network, chosen)
     log_std_offset = chosen.log_std_init if isinstance(chosen, StateDependent) else None
-    head = heads.head(spec.action, squash, log_std_offset)
+    make_head = product.ProductHead if isinstance(spec.action, Hybrid) else heads.head
+    head = make_head(spec.action, squash, log_std_offset)
     return Policy(head, networks.actor_critic(spec.obs, head.num_outputs, options, sees=sees))
 
 
@@ -69,7 +73,10 @@ def sample(policy: Policy, params: PyTree, inputs: PolicyInput, carry: PyTree, n
         memory, own = carry[0], state_noise.renew(carry[1], policy.gsde.sample_freq, noise)
         noise, carry = state_noise.noise(output, params["log_std"], pi.log_std, own.matrix), (memory, own)
     x = pi.sample_from(noise)
-    is_action = not isinstance(pi, distributions.TanhGaussian)  # else the sample cannot be recovered from the action
+    numbers = pi.numbers if isinstance(pi, product.Product) else pi
+    is_action = not isinstance(
+        numbers, distributions.TanhGaussian
+    )  # else the sample cannot be recovered from the action
     return Decision(policy.head.to_action(x), carry, extras=pi if is_action else Sampled(pi, x))
 
 

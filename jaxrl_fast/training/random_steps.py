@@ -105,10 +105,16 @@ def _random_action(spec: Any, noise: Any, mask: Any) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_fast.types import Box, Discrete
+    from jaxrl_fast.types import Box, Discrete, MultiDiscrete
+    from jaxrl_fast.types.spaces import Hybrid
 
     if isinstance(spec.action, Box):
         return (2 * noise - 1).reshape(len(noise), *spec.action.shape)
+    if isinstance(spec.action, Hybrid):
+        num, size = sum(spec.action.nums), spec.action.size
+        choices = _random_action(spec._replace(action=MultiDiscrete(spec.action.nums)), noise[:, :num], mask)
+        numbers = _random_action(spec._replace(action=Box((size,))), noise[:, num:], None)
+        return jnp.concatenate([choices.astype(jnp.float32), numbers], axis=1)
     scores = noise if mask is None else jnp.where(mask, noise, -1.0)  # the largest is chosen
     if isinstance(spec.action, Discrete):
         return jnp.argmax(scores, axis=1).astype(jnp.int32)

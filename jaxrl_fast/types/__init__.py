@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 from jax import Array as Array  # exported for other modules
-from jax import ShapeDtypeStruct
 
 from jaxrl_fast.types.host import AsyncPools, AtariProtocol, HostEnv, HostResource
 from jaxrl_fast.types.host import PyTree as PyTree
@@ -29,7 +28,7 @@ class EnvSpec(NamedTuple):
     """The properties of an environment that an agent may depend on."""
 
     id: str  # with its backend: "gymnax/CartPole-v1"
-    obs: ShapeDtypeStruct  # one environment's observation (or a tree of them)
+    obs: jax.ShapeDtypeStruct  # one environment's observation (or a tree of them)
     action: Space
     num_envs: int  # N; if environments are sharded, the number on one shard
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
@@ -83,6 +82,7 @@ class View(NamedTuple):
     """How environments are seen: by agents, whose actions and observations have one form, and by people."""
 
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
+    action_tree: PyTree = None  # of `envs.nested.Part`: the parts of such an action; None: it is one array
     raw_obs: PyTree = None  # one observation as the environment returns it, in at most 32 bits; None: as `spec.obs`
     encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # raw observations [N, ...] to those of agents
     raw_mask: Callable[[PyTree], Array] | None = None  # raw observations [N, ...] to the action masks in them, if any

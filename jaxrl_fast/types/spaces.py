@@ -61,4 +61,35 @@ class Box:
         return jax.numpy.zeros((*batch, *self.shape), jax.numpy.float32)
 
 
-Space = Discrete | MultiDiscrete | Box
+@dataclass(frozen=True)
+class Hybrid:
+    """A space of k independent choices and D numbers: float32 [k + D].
+
+    Entry i < k is a whole number in [0, nums[i]), and the others are in [-1, 1]. Adapters make such arrays of actions
+    in several parts (`envs.nested`).
+    """
+
+    nums: tuple[int, ...]
+    size: int  # D
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nums) + self.size,)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(self.nums) + self.size
+
+    def zeros(self, *batch: int) -> Array:
+        """Return float32 zeros [*batch, k + D]."""
+        return jax.numpy.zeros((*batch, *self.shape), jax.numpy.float32)
+
+
+Space = Discrete | MultiDiscrete | Box | Hybrid
+
+
+def mask_size(space: Space) -> int:
+    """Return the entries of an action mask: the options of all choices; 0 for a Box."""
+    if isinstance(space, Discrete):
+        return space.num
+    return 0 if isinstance(space, Box) else sum(space.nums)

@@ -546,7 +546,10 @@ def test_gradient_workers_learn_same_parameters_as_one_device(variant):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (dict(action=Discrete(2)), r": requires continuous actions, got Discrete\(num=2\) of test; try dqn or ppo$"),
+        (
+            dict(action=Discrete(2)),
+            r": requires continuous actions, got Discrete\(num=2\) of test; try dqn, ppo or sac$",
+        ),
         (dict(action=Box((2, 2))), r": requires actions of shape \[D\], got \[2, 2\] of test; flatten them$"),
         (dict(batch_size=65), r"^replay.size: must hold one batch of 65, got 64; use a larger buffer or a smaller "),
         (dict(learning_starts=65), r"^learning_starts: must be at most replay.size \(64\), got 65; use 64 or fewer$"),

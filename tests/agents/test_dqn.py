@@ -19,7 +19,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import distributions, off_policy, value_distributions
-from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, Parallelism, PolicyInput, Rollout, Transition
+from jaxrl_fast.types import Box, Discrete, EnvSpec, Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes
 from tests.helpers.agents import RATIOS, network_of
 from tests.helpers.trees import equations
@@ -641,7 +641,6 @@ def test_vmapped_seeds_share_one_loop_and_one_condition():
             "^value.rescaling: cannot be combined with bonus munchausen, got both",
         ),
         (dict(action=Box((2,))), r"dqn: requires discrete actions, got Box\(shape=\(2,\)\) of test; try ppo"),
-        (dict(action=MultiDiscrete((2, 3))), r"dqn: requires discrete actions, got MultiDiscrete\(nums=\(2, 3\)\)"),
         (dict(num_shards=3, batch_size=64), r"^batch_size: must be a multiple of 3, .* got 64; use 66$"),
         (dict(size=64, batch_size=65), r"^replay.size: must hold one batch of 65, got 64;"),
         (dict(size=64, learning_starts=65), r"^learning_starts: must be at most replay.size \(64\), got 65;"),

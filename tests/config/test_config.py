@@ -484,10 +484,15 @@ MISTAKES = [
     *[
         (
             f"{algo} --env CartPole-v1",
-            [f"{algo}: requires continuous actions, got Discrete(num=2) of gymnax/CartPole-v1; try dqn or ppo\n"],
+            [f"{algo}: requires continuous actions, got Discrete(num=2) of gymnax/CartPole-v1; try dqn, ppo or sac\n"],
         )
-        for algo in ("sac", "td3", "ddpg")
+        for algo in ("td3", "ddpg")
     ],
+    (
+        "sac --env Pendulum-v1 --target-entropy-share 0.5",
+        ["target_entropy_share: gymnax/Pendulum-v1 has continuous actions", "use target_entropy\n"],
+    ),
+    ("sac --env CartPole-v1 --noise ou", ["noise: gymnax/CartPole-v1 has discrete actions, got ou; leave it out\n"]),
     *[
         (f"{algo} --env Pendulum-v1 --{option} 0", [f"{option}: must be at least 1{most}, got 0\n"])
         for algo in ("sac", "td3", "ddpg")

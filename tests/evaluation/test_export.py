@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import flax.linen as nn
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces as S
 from gymnax.environments import spaces
 from jax import ShapeDtypeStruct
 
@@ -248,6 +250,7 @@ NETWORKS = {
     "relu, one layer, dueling": ("dqn", "CartPole-v1", dict(dueling=True, activation="relu", hidden_sizes=[8])),
     "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
     "sac": ("sac", "Pendulum-v1", dict(hidden_sizes=[8, 8])),
+    "sac, discrete": ("sac", "CartPole-v1", dict(hidden_sizes=[8], normalize_observations=True)),
     "td3, critics with c51": ("td3", "Pendulum-v1", dict(hidden_sizes=[8], value={"kind": "c51", "atoms": 5})),
     "ddpg, correlated noise": (
         "ddpg", "MountainCarContinuous-v0",
@@ -269,6 +272,82 @@ def test_mlp_exports_act_like_run_in_all_formats(name):
     assert len(code.splitlines()) <= 40 and max(map(len, code.splitlines())) <= 120
     imported = [line for line in code.splitlines() if line.startswith(("import", "from"))]
     assert imported == ["from pathlib import Path", "import numpy as np"]
+
+
+class Acts(gymnasium.Env):
+    """An environment of which only the spaces and the mask matter."""
+
+    observation_space = S.Box(-1, 1, (3,), np.float32)
+    space = None
+    mask = None
+
+    def __init__(self):
+        self.action_space = self.space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {} if self.mask is None else {"action_mask": self.mask}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return *self.reset()[:1], 0.0, True, False, self.reset()[1]
+
+
+class Parts(Acts):
+    space = S.Dict(
+        b=S.Box(-2.0, 3.0, (2, 1), np.float64), a=S.Discrete(3, start=4),
+        c=S.Tuple([S.MultiBinary(2), S.Box(0, 4, (1,), np.int8)]),
+    )  # fmt: skip
+
+
+class MaskedParts(Parts):
+    def __init__(self):
+        super().__init__()
+        self.mask = {"a": np.array([1, 0, 1]), "b": None, "c": ((np.array([1, 1]), np.array([0, 1])), np.ones(5, int))}
+
+
+class Choices(Acts):
+    space = S.MultiDiscrete([2, 3], start=[1, -1])
+    mask = np.array([1, 1, 0, 1, 1])
+
+
+CASES = [
+    (Parts, "ppo", dict(policy="tanh")),
+    slow(MaskedParts, "ppo", dict(policy={"kind": "state_dependent", "log_std_init": -0.5})),
+    slow(MaskedParts, "ppo", dict()),
+    slow(Choices, "ppo", dict()),
+    slow(Choices, "dqn", dict(dueling=True)),
+    slow(Choices, "pqn", dict()),
+    slow(Choices, "sac", dict(learning_starts=0)),
+]
+
+
+@pytest.mark.parametrize("sampled", [False, slow(True)])
+@pytest.mark.parametrize(("env", "algo", "options"), CASES)
+def test_exports_act_like_run(env, algo, options, sampled):
+    """`_build` compares the actions of the exported file with those of the run."""
+    made = envs.make(env, 1)
+    saved = untrained(made, algo, hidden_sizes=[8], **options)
+    if algo == "sac":  # after its first gradient step
+        saved = saved._replace(env_steps=10**6, learners=saved.learners._replace(num_updates=np.int32(10**5)))
+    for to in ("stablehlo", "onnx", "npz"):
+        exported = _build(saved, Options(to=to, sampled=sampled), Path("out"))
+        found = exported.card["check"]
+        assert found.get("num_different", 0) == 0 and found.get("max_difference", 0) <= 1e-5, to
+    card = json.loads(exported.files["policy.json"])
+    action = np.asarray(made.view.to_env_action(made.spec.action.zeros(5)))
+    parts = {name: eval(text, {"np": np, "action": action}) for name, text in card.get("action_parts", {}).items()}
+    assert list(parts) == (["a", "b", "c/0", "c/1"] if issubclass(env, Parts) else [])
+    if parts:
+        one = lambda i: {"a": parts["a"][i], "b": parts["b"][i], "c": (parts["c/0"][i], parts["c/1"][i])}
+        assert all(env.space.contains(one(i)) for i in range(5)) and parts["a"].tolist() == [4] * 5
+        assert all(text in exported.files["README.md"].decode() for text in card["action_parts"].values())
+
+
+def test_policy_of_run_returns_parts():
+    saved = untrained(envs.make(Parts, 1), "ppo")
+    act = policy.policy_of(saved.env, 8, saved.learners, saved.agent)
+    assert Parts.space.contains(jax.device_get(act(np.zeros(3, np.float32))))
 
 
 @pytest.mark.slow
@@ -394,6 +473,7 @@ MOMENTS = {"uniform": (1 / 2, 1 / 12), "normal": (0, 1), "gumbel": (np.euler_gam
         ("pqn", "CartPole-v1", {}, ["uniform"]),
         ("dqn", "CartPole-v1", {"noisy": True, "hidden_sizes": [8]}, ["uniform", "normal", "normal"]),
         ("sac", "Pendulum-v1", {}, ["normal"]),
+        ("sac", "CartPole-v1", {}, ["gumbel"]),
     ],
 )
 def test_named_laws_of_noise_have_moments_of_draws(algo, env, options, laws):

@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast import envs, loop, players, rollout
-from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.agents import dqn, ppo, sac
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel.placement import max_grad_workers
@@ -25,6 +25,8 @@ SMALL = {
     "ppo": (ppo, configure(ppo.Config, rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))),
     "dqn": (dqn, configure(dqn.Config, rollout_length=8, size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
                            interval=64, hidden_sizes=(8,))),
+    "sac": (sac, configure(sac.Config, rollout_length=8, size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
+                           hidden_sizes=(8,))),
 }  # fmt: skip
 
 

@@ -103,8 +103,8 @@ def test_action_size_is_length_of_action_vector():
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        (Discrete(2), r"^sac: requires continuous actions, got Discrete\(num=2\) of test; try dqn or ppo$"),
-        (MultiDiscrete((2, 3)), r"^sac: requires continuous actions, got MultiDiscrete.* of test; try ppo$"),
+        (Discrete(2), r"^sac: requires continuous actions, got Discrete\(num=2\) of test; try dqn, ppo or sac$"),
+        (MultiDiscrete((2, 3)), r"^sac: requires continuous actions, got MultiDiscrete.*; try dqn, ppo or sac$"),
         (Box((2, 2)), r"^sac: requires actions of shape \[D\], got \[2, 2\] of test; flatten them$"),
         (Box(()), r"^sac: requires actions of shape \[D\], got \[\] of test; flatten them$"),
     ],

@@ -49,6 +49,7 @@ RUNS = {
     ),
     "pqn": dict(algo="pqn", rollout_length=8, hidden_sizes=(8,)),
     "sac": dict(algo="sac", replay=dict(size=512), noise=dict(kind="ou", theta=0.1), **PENDULUM, **OFF_POLICY),
+    "discrete_sac": dict(algo="sac", num_seeds=2, replay=dict(kind="prioritized", size=512), **OFF_POLICY),
     "statistics": dict(
         algo="td3",
         replay=dict(size=512),

@@ -118,7 +118,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], host_config: 
     threads = given.get("num_threads") or _num_threads(num_envs, host_config)  # 0 is envpool's default
     config["num_threads"] = max(threads // host_config.shard.num, 1)
     spec = _specify(env_id, name, config)
-    action, start, bounds = action_space(env_id, spec.action_space)
+    action, start, bounds, _ = action_space(env_id, spec.action_space)
     raw, spaces = _observation(env_id, spec)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(spec.state_array_spec)]
     images = all(is_channel_first_image(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(raw))

@@ -23,6 +23,7 @@ from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
 from jaxrl_fast.envs.spaces import allowed, without_mask
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
+from jaxrl_fast.types.spaces import Hybrid, mask_size
 from jaxrl_fast.utils import ray_cluster
 from jaxrl_fast.utils.devices import num_cores
 from jaxrl_fast.utils.errors import why
@@ -144,9 +145,9 @@ def describe(source: Source, quarantine: bool = False, hidden: Collection[str] =
         source = source._replace(env_id=f"gymnasium/{env.spec.id}")
     try:
         env_id, space = source.env_id, env.action_space
-        action, start, bounds = gymnasium_spaces.action_space(env_id, space)
+        action, start, bounds, parts = gymnasium_spaces.action_space(env_id, space)
         tree = gymnasium_spaces.observation_tree(env_id, env.observation_space, hidden)
-        layout = _layout(tree, space)
+        layout = _layout(tree, space if parts is None else action.zeros())._replace(action_tree=parts)
         is_part = gymnasium_spaces.is_action_mask(tree, action)
         if not is_part:
             layout = layout._replace(mask_size=_mask_size(env, env_id, layout, action, quarantine))
@@ -166,6 +167,7 @@ def describe(source: Source, quarantine: bool = False, hidden: Collection[str] =
         action_dtype=layout.action_dtype,
         action_start=start,
         bounds=bounds,
+        action_tree=parts,
         encode=functools.partial(gymnasium_spaces.encode, visible(tree) if is_part else tree),
         visible=visible,
         action_mask=functools.partial(_allowed, action, mask) if mask and not isinstance(action, Box) else None,
@@ -187,7 +189,7 @@ def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree],
     return lambda raw: raw, None
 
 
-def _allowed(action: Discrete | MultiDiscrete, mask: Callable[[PyTree], PyTree], raw: PyTree) -> jax.Array:
+def _allowed(action: Discrete | MultiDiscrete | Hybrid, mask: Callable[[PyTree], PyTree], raw: PyTree) -> jax.Array:
     return allowed(action, mask(raw))
 
 
@@ -246,7 +248,7 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine:
         return 0
     noting = _InfoMask(env)
     Stepper(Recipe(env_id, lambda: noting, layout, quarantine), [0], allocate(layout, 1)).reset()
-    return action.num_outputs if noting.has_mask else 0
+    return mask_size(action) if noting.has_mask else 0
 
 
 def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float, float]:
@@ -263,7 +265,7 @@ def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float
     env.action_space.seed(0)
     until = time.perf_counter() + TRIAL_S
     while not noting.times or len(noting.times) < TRIAL_STEPS and time.perf_counter() < until:
-        arrays.action[0] = masks.sample(env.action_space, mask)
+        arrays.action[0] = masks.sample(env.action_space, mask, layout.action_tree)
         stepper.step()
     if noting.has_mask and not layout.mask_size and not any(is_part):
         raise ValueError(

@@ -49,6 +49,7 @@ class Layout(NamedTuple):
     action_shape: tuple[int, ...]
     action_dtype: np.dtype
     mask_size: int = 0  # entries of the action mask in `info`; 0: there is none
+    action_tree: Any = None  # of `nested.Part`, for an action in several parts
 
 
 class Recipe(NamedTuple):

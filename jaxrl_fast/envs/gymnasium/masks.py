@@ -5,11 +5,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from jaxrl_fast.envs import nested
+from jaxrl_fast.envs.gymnasium import actions
+
 
 def flat(mask: Any) -> np.ndarray:
-    """Return a mask, an array or one for each choice, as one array [num_outputs]."""
-    parts = mask if isinstance(mask, tuple | list) else [mask]
-    return np.concatenate([np.zeros(0, bool), *(np.asarray(part).reshape(-1) for part in parts)])
+    """Return a mask, an array or one for each choice, as one array [mask_size].
+
+    A mask may have the structure of a Dict or Tuple space, with None for its continuous parts.
+    """
+    if isinstance(mask, dict):
+        mask = [mask[name] for name in sorted(mask)]
+    if not isinstance(mask, tuple | list):
+        return np.zeros(0, bool) if mask is None else np.asarray(mask).reshape(-1)
+    return np.concatenate([np.zeros(0, bool), *map(flat, mask)])
 
 
 def of(obs: Any, info: Any) -> Any:
@@ -20,8 +29,16 @@ def of(obs: Any, info: Any) -> Any:
     return None
 
 
-def sample(space: Any, mask: Any) -> Any:
-    """Return a random action that a mask allows. A mask of another size, or one that allows nothing, is ignored."""
+def sample(space: Any, mask: Any, tree: Any = None) -> Any:
+    """Return a random action that a mask allows. A mask of another size, or one that allows nothing, is ignored.
+
+    With a `tree` of parts, it is an array of all of them.
+    """
+    if tree is not None:
+        return nested.sample(tree, space.np_random, None if mask is None else flat(mask))
+    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        tree = nested.placed(actions.tree_of(str(space), space))
+        return nested.split(tree, sample(space, mask, tree))
     action = space.sample()
     nums, start = _choices(space)
     if mask is None or not nums or flat(mask).size != sum(nums):
@@ -41,4 +58,6 @@ def _choices(space: Any) -> tuple[list[int], Any]:
         return space.nvec.reshape(-1).tolist(), space.start.reshape(-1)
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return [2] * int(np.prod(space.shape)), 0
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        return list(actions.part_of("", space).nums), space.low.reshape(-1)
     return [], 0

@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs.spaces import Bounds, as_array, narrow_dtype, true_bounds
+from jaxrl_fast.envs.gymnasium import actions
+from jaxrl_fast.envs.spaces import Bounds, as_array, narrow_dtype, of_parts, true_bounds
 from jaxrl_fast.envs.wrappers import hide
 from jaxrl_fast.networks import reading
-from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
+from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree, Space
+from jaxrl_fast.types.spaces import mask_size
 from jaxrl_fast.utils.parsing import one_line
 
 MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers from 0
@@ -28,20 +30,25 @@ ARRAYS = (  # the spaces whose elements are arrays of a fixed size
 )
 
 
-def action_space(env_id: str, space: Any) -> tuple[Discrete | MultiDiscrete | Box, Any, Bounds]:
-    """Return the action space for agents, the smallest discrete action, and the true bounds of a continuous one."""
+def action_space(env_id: str, space: Any) -> tuple[Space, Any, Bounds, Any]:
+    """Return the action space for agents, the smallest discrete action, and the true bounds of a continuous one.
+
+    Also return the tree of parts of a Dict or Tuple, else None.
+    """
     unsupported = f"{env_id}: unsupported action space, got {one_line(space)}"
     if isinstance(space, gymnasium.spaces.Discrete):
-        return Discrete(int(space.n)), int(space.start), ()
+        return Discrete(int(space.n)), int(space.start), (), None
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(space.nvec.reshape(-1).tolist())), space.start.reshape(-1).astype(np.int32), ()
+        return MultiDiscrete(tuple(space.nvec.reshape(-1).tolist())), space.start.reshape(-1).astype(np.int32), (), None
     if isinstance(space, gymnasium.spaces.MultiBinary):
-        return MultiDiscrete((2,) * math.prod(space.shape)), 0, ()
+        return MultiDiscrete((2,) * math.prod(space.shape)), 0, (), None
     if isinstance(space, gymnasium.spaces.Tuple | gymnasium.spaces.Dict):
-        raise ValueError(f"{unsupported}; make one space of its parts in a gymnasium.ActionWrapper, such as a Box")
-    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"{unsupported}; it must be Discrete, MultiDiscrete, MultiBinary or a Box of floats")
-    return Box((math.prod(space.shape),)), 0, true_bounds(unsupported, space.low, space.high, space.shape)
+        found, bounds, tree = of_parts(unsupported, actions.tree_of(unsupported, space))
+        return found, 0, bounds, tree
+    part = actions.part_of(unsupported, space)
+    if part.is_choice:
+        return MultiDiscrete(part.nums), part.low.reshape(-1), (), None
+    return Box((math.prod(space.shape),)), 0, true_bounds(unsupported, space.low, space.high, space.shape), None
 
 
 def as_tree(space: Any) -> PyTree:
@@ -131,11 +138,11 @@ def _num_values(space: Any) -> int:
     return int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
 
 
-def is_action_mask(tree: PyTree, action: Discrete | MultiDiscrete | Box) -> bool:
+def is_action_mask(tree: PyTree, action: Space) -> bool:
     """Return whether observations are dictionaries with an action mask: `action_mask`, one bit for each action."""
     part: Any = tree.get("action_mask") if isinstance(tree, dict) and len(tree) > 1 else None
     is_bits = isinstance(part, gymnasium.spaces.MultiBinary | gymnasium.spaces.Box)
-    return is_bits and not isinstance(action, Box) and math.prod(part.shape) == action.num_outputs
+    return is_bits and not isinstance(action, Box) and math.prod(part.shape) == mask_size(action)
 
 
 def encode(spaces: PyTree, obs: PyTree) -> PyTree:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxrl_fast.envs import nested
 from jaxrl_fast.envs.gymnasium import values
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Recipe
@@ -72,7 +73,8 @@ class Stepper:
     def _step(self) -> None:
         arrays, ended, one = self.arrays, self.ended, self.only_leaf
         actions, length, busy = arrays.action, arrays.length, arrays.busy
-        is_array = actions.ndim > 1 or actions.dtype.kind == "f"
+        tree = self.layout.action_tree
+        is_array = tree is None and (actions.ndim > 1 or actions.dtype.kind == "f")
         rewards, terminations, truncations = ([0.0] * len(ended), [False] * len(ended), [False] * len(ended))
         rows, shape, dtype = arrays.obs[0], one and one.shape, one and one.dtype
         length += 1
@@ -81,6 +83,8 @@ class Stepper:
                 self._begin(i)
                 continue
             busy[i] = True
+            if tree is not None:
+                action = nested.split(tree, action)
             try:
                 outcome = env.step(np.array(action) if is_array else action)  # an environment may keep or change it
             except BaseException as error:

@@ -36,6 +36,7 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
     of_player = single._replace(spec=single.spec._replace(players=()))  # an observation is that of one player
     view = View(
         to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
+        action_tree=single.action_tree,
         raw_obs=spaces.raw_spec(single.raw_obs, single.spec.obs),
         encode_obs=jax.vmap(functools.partial(encode, of_player)),
         info=(*_unscaled(single), *([single.env.info] if isinstance(single.env, drawn.Drawn) else [])),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
-from jaxrl_fast.envs.spaces import allowed, as_array, readable, to_env_action
+from jaxrl_fast.envs.spaces import allowed, as_array, readable, split_action, to_env_action
 from jaxrl_fast.envs.wrappers.frame_skip import FrameSkip
 from jaxrl_fast.envs.wrappers.ranges import Drawn
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
@@ -29,6 +29,7 @@ class Single(NamedTuple):
     state: PyTree  # shapes and dtypes of its state, after reset and after step
     bounds: Any  # the true (low, high) of continuous actions, else ()
     spec: EnvSpec
+    action_tree: Any = None  # the parts of an action; see `types.View`
     raw_obs: PyTree = ()  # shapes and dtypes of the observation that the environment itself returns
     ends: tuple[int, ...] = ()  # (P,) if players have separate ends, else ()
 
@@ -46,8 +47,8 @@ def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
 
 def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
     """Step one environment without a reset."""
-    action = to_env_action(single.spec, single.bounds, action)
-    obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
+    outcome = single.env.step_env(key, env_state, env_action(single, action), single.params)
+    obs, env_state, reward, terminated, _ = outcome
     terminated = _flag(single, terminated)
     truncated = _flag(single, single.env.is_truncated(env_state, single.params))
     obs = readable(terminated, encode(single, obs))
@@ -60,6 +61,11 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
     return _strong(single.state, env_state), timestep
 
 
+def env_action(single: Single, action: jax.Array) -> PyTree:
+    """Return an agent's action [*shape], or those of P players [P, *shape], as the environment takes it."""
+    return split_action(single.action_tree, to_env_action(single.spec, single.bounds, action))
+
+
 def _flag(single: Single, value: Any) -> jax.Array:
     """Return whether an episode has ended, bool [] or, if players have separate ends, [P]."""
     value = jnp.asarray(value, bool)
@@ -67,7 +73,7 @@ def _flag(single: Single, value: Any) -> jax.Array:
 
 
 def action_masks(single: Single, env_state: PyTree) -> PyTree:
-    """Return which actions are allowed in N states, bool [N, num_outputs], or None if the environment has no masks."""
+    """Return which actions are allowed in N states, bool [N, mask_size], or None if the environment has no masks."""
     if not single.spec.has_action_mask:
         return None
     masks = jax.vmap(lambda state: single.env.action_mask(state, single.params))(env_state)

@@ -10,22 +10,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
-from jaxrl_fast.envs.gymnax.single import Single, encode, is_discrete, unwrapped
-from jaxrl_fast.envs.spaces import Interval, to_env_action, true_bounds
+from jaxrl_fast.envs import nested
+from jaxrl_fast.envs.gymnax.single import Single, encode, env_action, is_discrete, unwrapped
+from jaxrl_fast.envs.spaces import Interval, of_parts, true_bounds
 from jaxrl_fast.types import EnvSpec, Key, PyTree
+from jaxrl_fast.types.spaces import mask_size
 from jaxrl_fast.utils.errors import place, why
 from jaxrl_fast.utils.random import key_of_seed
 
 
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """Return the environment with traced shapes, since declared spaces may be wrong. Raise ValueError for a bad one."""
-    action, bounds = _action(env_id, _try(env_id, env.action_space, params))
+    action, bounds, tree = _action(env_id, _try(env_id, env.action_space, params))
     players = _players(env_id, unwrapped(env))
     spec = EnvSpec(env_id, None, action, num_envs, players=players)  # type: ignore[arg-type]  # obs is traced below
-    single = Single(env, params, _observation_space(env, params), None, bounds, spec)
+    single = Single(env, params, _observation_space(env, params), None, bounds, spec, tree)
     key = jax.eval_shape(lambda: key_of_seed(0))
     one_action = jax.ShapeDtypeStruct((*single.players, *action.shape), jnp.float32 if bounds else jnp.int32)
     obs, state = _shapes(env_id, functools.partial(_raw_reset, single), key)
@@ -51,11 +54,11 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
             )
     _check_attributes(env_id, before, _attributes(env))
     raw_obs = jax.eval_shape(lambda key: env.reset_env(key, params)[0], key)
-    has_mask = hasattr(env, "action_mask") and not bounds
+    has_mask = hasattr(env, "action_mask") and not isinstance(action, types.Box)
     spec = spec._replace(obs=obs, has_action_mask=has_mask)
     single = single._replace(state=state, spec=spec, raw_obs=raw_obs, ends=max((end.shape for end in ends), key=len))
     if has_mask:
-        num = action.num_outputs * max(len(players), 1)
+        num = mask_size(action) * max(len(players), 1)
         _try(env_id, _check_mask, num, jax.eval_shape(lambda state: env.action_mask(state, params), state))
     return single
 
@@ -105,7 +108,7 @@ def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
 
 def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, ...]:
     """Return observation, state, `terminated` and `is_truncated`, the last two of shape [P] or []."""
-    outcome = single.env.step_env(key, state, to_env_action(single.spec, single.bounds, action), single.params)
+    outcome = single.env.step_env(key, state, env_action(single, action), single.params)
     _check_length("step_env", outcome, "(obs, state, reward, terminated, info)", 5)
     obs, state, reward, terminated, _ = outcome
     truncated = single.env.is_truncated(state, single.params)
@@ -207,18 +210,52 @@ def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
     return [(what + jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _action(env_id: str, space: Any) -> tuple[types.Space, Any]:
-    """Return the action space for agents, and the true bounds of a continuous one."""
-    unsupported = f"{env_id}: unsupported action space, got {space}"
+def _action(env_id: str, space: Any) -> tuple[types.Space, Any, Any]:
+    """Return the action space for agents, the true bounds of continuous actions, and the tree of parts of a nested one.
+
+    A whole-number Box is a tree of one part, since its smallest number need not be 0.
+    """
+    if isinstance(space, Interval) or not isinstance(space, _CONTAINERS):
+        unsupported = f"{env_id}: unsupported action space, got {space}"
+    else:
+        unsupported = f"{env_id}: unsupported action space, got a {type(space).__name__}"
     if isinstance(space, types.Discrete | types.MultiDiscrete):
-        return space, ()
+        return space, (), None
     if isinstance(space, Interval):
-        return types.Box(space.low.shape), true_bounds(unsupported, *space, space.low.shape)
+        return types.Box(space.low.shape), true_bounds(unsupported, *space, space.low.shape), None
+    if is_discrete(space) and space.n < 1:
+        raise ValueError(f"{env_id}: its action space must have at least 1 action, got {space.n}")
     if is_discrete(space):
-        if space.n < 1:
-            raise ValueError(f"{env_id}: its action space must have at least 1 action, got {space.n}")
-        return types.Discrete(int(space.n)), ()
-    if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-        raise ValueError(f"{unsupported}; it must be gymnax's Discrete or Box of floats")
-    bounds = true_bounds(unsupported, space.low, space.high, space.shape)
-    return types.Box((math.prod(space.shape),)), bounds
+        return types.Discrete(int(space.n)), (), None
+    tree = _parts(unsupported, space)
+    if isinstance(tree, nested.Part) and not tree.is_choice:
+        bounds = true_bounds(unsupported, space.low, space.high, space.shape)
+        return types.Box((math.prod(space.shape),)), bounds, None
+    return of_parts(unsupported, tree)
+
+
+_CONTAINERS = (spaces.Dict, spaces.Tuple, dict, tuple)
+
+
+def _parts(unsupported: str, space: Any) -> Any:
+    """Return the tree of parts of an action space: gymnax's spaces, dictionaries and tuples of them."""
+    if isinstance(space, _CONTAINERS) and not isinstance(space, Interval):
+        inner = getattr(space, "spaces", space)
+        if isinstance(inner, Mapping):
+            return {name: _parts(unsupported, part) for name, part in inner.items()}
+        return tuple(_parts(unsupported, part) for part in inner)
+    if isinstance(space, types.MultiDiscrete):
+        return nested.choices(space.shape, np.int32, 0, space.nums)
+    if isinstance(space, types.Discrete) or is_discrete(space):
+        return nested.choices((), np.int32, 0, space.num if isinstance(space, types.Discrete) else space.n)
+    if not isinstance(space, spaces.Box | Interval):
+        kinds = "gymnax's Discrete or Box, or a Dict or Tuple of them"
+        raise ValueError(f"{unsupported}; it must be {kinds}, got {type(space).__name__}")
+    dtype = np.dtype(getattr(space, "dtype", np.float32))
+    shape = space.low.shape if isinstance(space, Interval) else tuple(space.shape)
+    low, high = (np.broadcast_to(np.asarray(bound), shape) for bound in (space.low, space.high))
+    if dtype.kind not in "iu":
+        return nested.Part(shape, dtype, low, high, is_choice=False)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(f"{unsupported}; the bounds of whole numbers must be finite, got {low.min()} to {high.max()}")
+    return nested.whole_numbers(unsupported, dtype, low.astype(np.int64), high.astype(np.int64))

@@ -77,6 +77,7 @@ def make_env(
         _host(driver, config, num_workers),
         View(
             functools.partial(to_env_action, spec),
+            spec.action_tree,
             spaces.raw_spec(own(spec.raw_obs), obs),
             functools.partial(_seen, spec) if spec.mask_is_part else spec.encode,
             spec.action_mask if spec.mask_is_part else None,
@@ -170,7 +171,7 @@ def _seen(spec: PoolSpec, raw: PyTree) -> PyTree:
 
 
 def _mask(spec: PoolSpec, raw: PyTree) -> PyTree:
-    """Return the action mask in raw observations, bool [n, num_outputs], or None."""
+    """Return the action mask in raw observations, bool [n, mask_size], or None."""
     return spec.action_mask(raw) if spec.action_mask else None
 
 

@@ -75,11 +75,12 @@ class PoolSpec(NamedTuple):
     action_dtype: Any  # of the actions that `send` takes
     action_start: Any = 0  # the smallest discrete action, or an array of the smallest choices
     bounds: spaces.Bounds = ()  # true (low, high) of continuous actions
+    action_tree: PyTree = None  # the parts of an action; see `types.View`
     encode: Callable[[PyTree], PyTree] = lambda obs: (
         obs
     )  # visible observations [n, ...], of at most 32 bits, for agents
     visible: Callable[[PyTree], PyTree] = lambda raw: raw  # the part of raw observations that agents may see
-    action_mask: Callable[[PyTree], jax.Array] | None = None  # raw observations [n, ...] to bool [n, num_outputs]
+    action_mask: Callable[[PyTree], jax.Array] | None = None  # raw observations [n, ...] to bool [n, mask_size]
     mask_is_part: bool = False  # of the observation that the environment returns, and not of its `info`
     reports_game_over: bool = False
     ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs.wrappers.wrapper import Rules, raw_parts, resized, wrap
-from jaxrl_fast.types import Array, Box, Discrete, Env, PyTree, Space, TimeStep
+from jaxrl_fast.types import Array, Box, Discrete, Env, MultiDiscrete, PyTree, Space, TimeStep
+from jaxrl_fast.types.spaces import Hybrid
 
 
 class Memory(NamedTuple):
@@ -49,6 +50,10 @@ def encode_action(space: Space, action: Array) -> Array:
     if isinstance(space, Box):
         flat = action.reshape(len(action), math.prod(space.shape)).astype(jnp.float32)
         return jnp.where(jnp.isnan(flat), 0.0, jnp.clip(flat, -1.0, 1.0))  # as it is executed
+    if isinstance(space, Hybrid):
+        num = len(space.nums)
+        one_hots = encode_action(MultiDiscrete(space.nums), action[:, :num].astype(jnp.int32))
+        return jnp.concatenate([one_hots, encode_action(Box((space.size,)), action[:, num:])], axis=1)
     nums = (space.num,) if isinstance(space, Discrete) else space.nums
     choices = jnp.split(action.reshape(len(action), len(nums)), len(nums), axis=1)
     one_hot = lambda choice, num: jax.nn.one_hot(jnp.clip(choice[:, 0], 0, num - 1), num, dtype=jnp.float32)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.envs import nested
 from jaxrl_fast.evaluation.export.function import Input, PolicyFunction, remembered
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.runs import files, fingerprint
@@ -19,7 +20,9 @@ def describe(
 ) -> dict[str, Any]:
     """Return the content of policy.json, with `more` entries of this format."""
     options = saved.settings.options
-    action = Input("action", ("b", *function.action.shape), str(function.action.dtype), "the environment's own action")
+    parts = {name or "action": part.expression for name, part in nested.named(saved.env.view.action_tree) if part}
+    meaning = "all choices, then all numbers; see action_parts" if parts else "the environment's own action"
+    action = Input("action", ("b", *function.action.shape), str(function.action.dtype), meaning)
     return {
         "format": kind,
         "policy": "sampled" if sampled else "greedy",
@@ -28,6 +31,7 @@ def describe(
         "env_options": dict(options.env_options),
         "observation_space": str(function.given.obs),
         "action_space": str(saved.env.spec.action),
+        **({"action_parts": parts} if parts else {}),
         "inputs": [dict(x._asdict()) for x in inputs],
         "outputs": [dict(x._asdict()) for x in (action, *remembered(function, "next_memory"))],
         **({"initial_memory": {x.name: x.initial.tolist() for x in function.memory}} if function.memory else {}),
@@ -144,6 +148,7 @@ def readme(card: dict[str, Any]) -> str:
     shape = lambda x: f"{x['dtype']}[{', '.join(map(str, x['shape']))}]"
     row = lambda kind, x: f"| `{x['name']}` | {kind} | `{shape(x)}` | {x['meaning']} |"
     table = [row(kind, x) for kind in ("input", "output") for x in card[f"{kind}s"]]
+    parts = [f"- `{name}`: `{text}`" for name, text in card.get("action_parts", {}).items()]
     returned = (
         f"Return {score['return_mean']:.2f}, interval {score['return_low']:.2f} to {score['return_high']:.2f} "
         f"({score['interval']}), over {counted(score['episodes'], 'episode')} ({score['source']}). Rewards are raw."
@@ -161,6 +166,7 @@ def readme(card: dict[str, Any]) -> str:
             "| --- | --- | --- | --- |",
             *table,
             "",
+            *(["Parts of an action, from `action` [b, k + D]:", "", *parts, ""] if parts else []),
             f"Load it with `{NEEDS[card['format']]}`:",
             "",
             *("```python", *card["load"], "```"),

@@ -19,6 +19,7 @@ from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
 from jaxrl_fast.networks import views
 from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Env, Key, PolicyInput, PyTree, SampleNoise
+from jaxrl_fast.types.spaces import mask_size
 from jaxrl_fast.utils import target
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -95,7 +96,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         found = jax.tree.leaves(_noise_of_row(agent, key))
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
-    mask: Any = ShapeDtypeStruct((env.spec.action.num_outputs,), jnp.bool_)
+    mask: Any = ShapeDtypeStruct((mask_size(env.spec.action),), jnp.bool_)
     given = PolicyInput(arrays_of(env), mask if takes_mask(env) else None)
     whole: Whole = lambda given: given
     view, _ = views.views(saved.settings.agent, env.spec.obs)

@@ -21,6 +21,7 @@ from jaxrl_fast.options.value import Mean
 from jaxrl_fast.rl import distributions, normalize, value_distributions
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
+from jaxrl_fast.types.spaces import Hybrid
 
 ACTOR = "learner/params/actor/params/"
 NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "pqn": "params/params/"}
@@ -191,35 +192,53 @@ def _decide(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterat
     """Yield the lines from the network's output to the action."""
     space, to_env_action = saved.env.spec.action, saved.env.view.to_env_action
     law = function.noise[0].law if function.noise else ""
-    masked = function.given.action_mask is not None
+    masked, is_hybrid = function.given.action_mask is not None, isinstance(space, Hybrid)
+    nums = space.nums if isinstance(space, MultiDiscrete | Hybrid) else ()
+    is_joint = isinstance(space, MultiDiscrete) and saved.settings.algo != "ppo"  # see `agents.joint`
+    cuts = np.cumsum(nums)[:-1].tolist()
+    if is_hybrid:
+        yield f"x, numbers = np.split(x, [{sum(nums)}], axis=-1)"
     if masked and not isinstance(space, Box):
-        cuts = np.cumsum(space.nums)[:-1].tolist() if isinstance(space, MultiDiscrete) else []
         yield f"parts = np.split(np.asarray(action_mask, bool), {cuts}, axis=-1)"
         yield "allowed = np.concatenate([part | ~part.any(-1, keepdims=True) for part in parts], axis=-1)"
+        if is_joint:
+            yield f"first, *others = np.split(allowed, {cuts}, axis=-1)"
+            yield from ("allowed = first", "for part in others:")
+            yield "    allowed = (allowed[:, :, None] & part[:, None]).reshape(len(x), -1)"
         yield f"x = np.where(allowed, x, np.float32({distributions.FORBIDDEN!r}))"
     if law == "gumbel":
         yield "x = x + gumbel"
-    if isinstance(space, Discrete):
-        first = int(to_env_action(jnp.zeros(1, jnp.int32))[0])
-        yield f"action = x.argmax(-1){f' + {first}' if first else ''}"
+    choices = f"np.stack([part.argmax(-1) for part in np.split(x, {cuts}, axis=-1)], axis=-1)"
+    if is_hybrid:
+        yield from (f"choices = {choices}", "x = numbers")
+    if is_hybrid or isinstance(space, Box):
+        low, high = (np.asarray(to_env_action(jnp.full((1, *space.shape), x)))[0] for x in (-1.0, 1.0))
+        num = len(nums)
+        arrays["low"], arrays["high"] = low[num:], high[num:]
+        yield from _continuous(saved, arrays, bool(law))
+        yield 'x = x.reshape(len(x), *A["low"].shape)'
+        yield 'x = 0.5 * (A["low"] + A["high"]) + 0.5 * (A["high"] - A["low"]) * x'
+        yield 'x = np.clip(x, A["low"], A["high"])'
+        yield f"return {'np.concatenate([choices, x], axis=-1)' if is_hybrid else 'x'}.astype(np.float32)"
+        return
+    if law == "gumbel" and isinstance(saved.settings.agent, ActorCritic):
+        _check_learned(saved)
+    first = np.asarray(to_env_action(space.zeros(1)))[0].tolist()
+    start = f" + {first}" if np.any(first) else ""
+    if isinstance(space, Discrete) or is_joint:
+        yield "action = x.argmax(-1)"
         if law == "uniform":
-            yield f"count = {'allowed.sum(-1)' if masked else space.num}"
+            num = space.num if isinstance(space, Discrete) else math.prod(nums)
+            yield f"count = {'allowed.sum(-1)' if masked else num}"
             yield "anything = np.minimum((uniform[:, 1] * count).astype(np.int32), count - 1)"
             if masked:
                 yield "anything = (np.cumsum(allowed, -1) > anything[:, None]).argmax(-1)"
-            start = f" + {first}" if first else ""
-            yield f"action = np.where(uniform[:, 0] < {_epsilon(saved)!r}, anything{start}, action)"
-        yield "return action.astype(np.int32)"
-    elif isinstance(space, MultiDiscrete):
-        yield f"parts = np.split(x, {np.cumsum(space.nums)[:-1].tolist()}, axis=-1)"
-        yield "return np.stack([part.argmax(-1) for part in parts], axis=-1).astype(np.int32)"
+            yield f"action = np.where(uniform[:, 0] < {_epsilon(saved)!r}, anything, action)"
+        if is_joint:
+            yield f"action = np.stack(np.unravel_index(action, {nums}), axis=-1)"
     else:
-        low, high = (np.asarray(to_env_action(jnp.full((1, *space.shape), x)))[0] for x in (-1.0, 1.0))
-        arrays["low"], arrays["high"] = low, high
-        yield from _continuous(saved, arrays, law == "normal")
-        yield 'x = x.reshape(len(x), *A["low"].shape)'
-        yield 'x = 0.5 * (A["low"] + A["high"]) + 0.5 * (A["high"] - A["low"]) * x'
-        yield 'return np.clip(x, A["low"], A["high"]).astype(np.float32)'
+        yield f"action = {choices}"
+    yield f"return (action{start}).astype(np.int32)" if start else "return action.astype(np.int32)"
 
 
 def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]:
@@ -236,8 +255,8 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
             yield 'x = x + A["std"] * normal'
         yield "x = np.tanh(x)" if squashes(config.policy) else "x = np.clip(x, -1, 1)"
         return
-    if sampled and saved.env_steps < (start := config.first_learning(saved.settings.options.num_envs)):
-        raise Unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
+    if sampled:
+        _check_learned(saved)
     if algo == "sac":
         from jaxrl_fast.agents.sac import LOG_STD
 
@@ -249,6 +268,12 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
         yield "x = np.tanh(x)"
         if sampled:
             yield f"x = np.clip(x + np.float32({config.noise.std!r}) * normal, -1, 1)"
+
+
+def _check_learned(saved: SavedRun) -> None:
+    """Raise Unsupported for a sampled policy at a checkpoint where actions were still uniformly random."""
+    if saved.env_steps < (start := saved.settings.agent.first_learning(saved.settings.options.num_envs)):
+        raise Unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
 
 
 def _epsilon(saved: SavedRun) -> float:

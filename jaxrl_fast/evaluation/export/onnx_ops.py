@@ -124,6 +124,7 @@ def _reduce_bool(kind: str, graph: Graph, equation: Any, x: Value) -> str:
 
 def _arg(kind: str, graph: Graph, equation: Any, x: Value) -> str:
     (axis,) = equation.params["axes"]
+    x = graph.cast(x, np.int32) if equation.invars[0].aval.dtype == bool else x
     return graph.cast(graph.op(kind, x, axis=int(axis), keepdims=0), equation.params["index_dtype"])
 
 
