@@ -40,8 +40,9 @@ class Network(NamedTuple):
     step: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, noise=()) -> (outputs, carry)
     unroll: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, reset, noise=()) -> (outputs, carry)
     initial_carry: PyTree = ()
-    init_stats: Callable[[], PyTree] = lambda: None  # running statistics of batch renormalization
+    init_stats: Callable[[], PyTree] = lambda: None  # running statistics of layers that normalize batches
     train: Callable[..., Any] = lambda *_: None  # (params, batch_stats, obs) -> (outputs, batch_stats)
+    constrain: Callable[[PyTree], PyTree] = lambda params: params  # what holds after each optimizer step
 
 
 class ActorCritic(NamedTuple):
@@ -74,13 +75,14 @@ def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) 
         return module.apply({**params, "noise": noise} if noise else params, (obs, carry, reset))
 
     def train(params, batch_stats, obs):
-        variables = with_stats(flat.unpack(params), batch_stats)
+        variables = with_stats(flat.unpack(params), flat.unpack(batch_stats))
         (output, _), changed = module.apply(variables, (obs, (), None), mutable=[STATS])
-        return output, changed[STATS]
+        return output, flat.like(changed[STATS], batch_stats)
 
     inputs = options.inputs(obs), initial_carry, None
+    constrain = torsos.kind_of(torsos.resolve(obs, options).kind).constrain
     return Network(
-        init=lambda key: init_params(module, inputs, key, options.kernel_init),
+        init=lambda key: constrain(init_params(module, inputs, key, options.kernel_init)),
         apply=lambda params, obs, noise=(): unroll(params, obs, noise=noise)[0],
         noise=lambda key, shape: layer_noise(module, inputs, key, shape),
         step=lambda params, obs, carry, noise=(): unroll(params, obs, carry, None, noise),
@@ -88,6 +90,7 @@ def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) 
         initial_carry=initial_carry,
         init_stats=lambda: module.lazy_init(key_of_seed(0), inputs).get(STATS),
         train=train,
+        constrain=lambda params: flat.like(constrain(flat.unpack(params)), params),
     )
 
 

@@ -49,6 +49,17 @@ RUNS = {
     ),
     "pqn": dict(algo="pqn", rollout_length=8, hidden_sizes=(8,)),
     "sac": dict(algo="sac", replay=dict(size=512), noise=dict(kind="ou", theta=0.1), **PENDULUM, **OFF_POLICY),
+    "flash": dict(
+        algo="sac",
+        replay=dict(size=512),
+        network="flash",
+        value=dict(kind="c51", atoms=11),
+        rewards="scaled",
+        noise="held",
+        schedule="cosine",
+        **PENDULUM,
+        **OFF_POLICY,
+    ),
     "statistics": dict(
         algo="td3",
         replay=dict(size=512),

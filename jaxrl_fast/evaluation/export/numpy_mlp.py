@@ -57,12 +57,12 @@ def _write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
     if not hasattr(function.given.obs, "shape"):
         raise Unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.given.obs))}")
     if function.memory and not config.has_memory:
-        of_noise = "noise ou" if isinstance(config, ActorCritic) else "policy gsde"
+        of_noise = f"noise {config.noise.kind}" if isinstance(config, ActorCritic) else "policy gsde"
         raise Unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
     if function.memory:
         raise Unsupported("needs a policy without memory, got one with a memory")
-    if config.network.kind == "simba":
-        raise Unsupported("needs network mlp, got simba")
+    if (kind := config.network.kind) in ("simba", "flash"):
+        raise Unsupported(f"needs network mlp, got {kind}")
     if (dtype := config.network.compute_dtype) != "float32":
         raise Unsupported(f"needs compute_dtype float32, got {dtype}")
     if function.noise and getattr(config, "noisy", False):
