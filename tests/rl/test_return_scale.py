@@ -56,7 +56,7 @@ def test_scale_matches_plain_loop_over_two_rollouts():
         np.testing.assert_allclose(return_scale.apply(scale, jnp.float32(2), bound), expected, rtol=1e-4)
 
 
-def test_sum_includes_last_reward_and_begins_anew_after_it():
+def test_sum_includes_last_reward_and_begins_again_after_it():
     """The authors' code drops the sum before the last reward, and carries the last reward into the next episode.
 
     Rewards 4, 4 | 0 (reset), 4 give sums 4, 6 | 4. Theirs are 4, 4, 6.
