@@ -46,7 +46,10 @@ class Network(NamedTuple):
 
 
 class ActorCritic(NamedTuple):
-    """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
+    """The outputs of a policy (logits, means ...) and a value, from one tree of parameters.
+
+    With `num_atoms`, a value has an axis [..., M].
+    """
 
     init: Callable[[Key], PyTree]
     actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]; without memory
@@ -114,7 +117,7 @@ def actor_critic(
     make_memory = partial(memory.make, options.memory, options.memory_size)
     memories = make_memory(), None if shared else make_memory()
     carry = _initial_carry(*memories)
-    module: Any = _ActorCritic(*both, *memories, num_outputs, actor_gain, with_features)
+    module: Any = _ActorCritic(*both, *memories, num_outputs, actor_gain, with_features, options.num_atoms)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     num_features = 0
     if with_features:
@@ -166,7 +169,10 @@ class _Outputs(nn.Module):
 
 
 class _ActorCritic(nn.Module):
-    """Linear heads of a policy, [..., num_outputs], and of a value, [...]. The carry has a part for each memory."""
+    """Linear heads of a policy, [..., num_outputs], and of a value, [...] or [..., num_atoms].
+
+    The carry has a part for each memory.
+    """
 
     torso: nn.Module
     critic_torso: Any  # None: the critic has `torso` and `memory` too
@@ -175,10 +181,11 @@ class _ActorCritic(nn.Module):
     num_outputs: int
     actor_gain: float
     with_features: bool
+    num_atoms: int | None = None
 
     def setup(self):
         self.actor_head = Dense(self.num_outputs, self.actor_gain)
-        self.critic_head = Dense(1, 1.0)
+        self.critic_head = Dense(self.num_atoms or 1, 1.0)
 
     def actor(self, obs, carry):
         own, features = _remember(self.memory, carry[:1], self.torso(obs))
@@ -191,7 +198,7 @@ class _ActorCritic(nn.Module):
         return output, carry
 
     def critic(self, obs):
-        return self.critic_head((self.critic_torso or self.torso)(obs))[..., 0]
+        return self._value(self.critic_head((self.critic_torso or self.torso)(obs)))
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
@@ -201,7 +208,7 @@ class _ActorCritic(nn.Module):
         critic_own, critic_features = carry[1:], features
         if self.critic_torso is not None:
             critic_own, critic_features = _remember(self.critic_memory, carry[1:], self.critic_torso(obs), reset)
-        return (self._policy(features), self.critic_head(critic_features)[..., 0]), own + critic_own
+        return (self._policy(features), self._value(self.critic_head(critic_features))), own + critic_own
 
     def _side_by_side(self, obs, carry, reset):
         """Compute actor and critic in the same kernels, as a batch of two networks with equal shapes."""
@@ -213,12 +220,17 @@ class _ActorCritic(nn.Module):
             return _remember(memory[0] if memory else None, carry, torso(obs), reset)
 
         carries, features = jax.vmap(one)([x for _, x in pairs], _stack(carry[:1], carry[1:]))
-        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.num_outputs - x.shape[-1])])
-        heads = _stack(self.actor_head.variables, jax.tree.map(wide, self.critic_head.variables))
-        output: Any = jax.vmap(self.actor_head.clone(parent=None).apply)(heads, features)
-        policy = jnp.concatenate([output[0], features[0]], axis=-1) if self.with_features else output[0]
+        width = max(self.num_outputs, self.num_atoms or 1)
+        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+        heads = _stack(*(jax.tree.map(wide, head.variables) for head in (self.actor_head, self.critic_head)))
+        output: Any = jax.vmap(self.actor_head.clone(parent=None, features=width).apply)(heads, features)
+        policy, value = output[0][..., : self.num_outputs], output[1][..., : self.num_atoms or 1]
+        policy = jnp.concatenate([policy, features[0]], axis=-1) if self.with_features else policy
         own, critic_own = jax.tree.map(lambda x: x[0], carries), jax.tree.map(lambda x: x[1], carries)
-        return (policy, output[1][..., 0]), own + critic_own
+        return (policy, self._value(value)), own + critic_own
+
+    def _value(self, output):
+        return output[..., 0] if self.num_atoms is None else output
 
     def _policy(self, features):
         output = self.actor_head(features)

@@ -11,7 +11,7 @@ from jax import Array
 from jaxrl_fast import networks
 from jaxrl_fast.options.explore import GSDE, StateDependent, squashes
 from jaxrl_fast.options.ppo import PPO
-from jaxrl_fast.rl import distributions, heads, state_noise
+from jaxrl_fast.rl import distributions, heads, state_noise, value_distributions
 from jaxrl_fast.types import Box, Decision, EnvSpec, Key, PolicyInput, PyTree, Transition
 
 
@@ -41,7 +41,7 @@ class Sampled(NamedTuple):
 
 def make(config: PPO, spec: EnvSpec) -> Policy:
     """Return the policy that the options choose. Raise ValueError if it does not fit the actions."""
-    options = networks.options_of(config)
+    options = networks.options_of(config, num_atoms=value_distributions.num_atoms(config.value))
     chosen = config.policy
     squash = squashes(chosen)
     if chosen.kind != "gaussian" and not isinstance(spec.action, Box):
@@ -79,7 +79,7 @@ def mode(policy: Policy, params: PyTree, inputs: PolicyInput, carry: PyTree) -> 
 
 
 def outputs(policy: Policy, params: PyTree, batch: Any) -> tuple[Any, Array]:
-    """Return the distributions over actions and the values for rows with `obs`, `action_mask`, `carry` and `reset`."""
+    """Return the distributions over actions, and the outputs for values, of rows with `obs`, `action_mask`, `carry` and `reset`."""
     (output, value), _ = policy.network.unroll(params["network"], batch.obs, batch.carry, batch.reset)
     return policy.head.make(output, params.get("log_std"), batch.action_mask), value
 

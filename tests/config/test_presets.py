@@ -21,7 +21,7 @@ LARGE = dict(kind="auto", hidden_sizes=(256, 256))
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", rewards="sign", gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
     num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, schedule="linear",
-    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5,
+    clip_coef=0.1, value=dict(kind="mean", clip_vloss=False), entropy_coef=0.01, value_coef=0.5,
     optimizer=ADAM | dict(epsilon=1e-5, max_grad_norm=0.5), gae_lambda=0.95, normalize_advantage=True, target_kl=None,
 )  # fmt: skip
 DQN_ATARI = ATARI | dict(
