@@ -216,7 +216,7 @@ def own_metrics(algo: str) -> frozenset[str]:
 
     from jaxrl_fast import agents, envs, loop
 
-    env = envs.make("Pendulum-v1" if algo in ("sac", "td3", "ddpg") else "CartPole-v1", 2)
+    env = envs.make("Pendulum-v1" if algo in ("sac", "td3", "ddpg", "reppo") else "CartPole-v1", 2)
     agent = agents.load(algo).make(configs()[algo](), env.spec, 10)
     step = lambda: loop.train_step(env, agent, loop.init(env, agent, jax.random.key(0)))[1][1]
     return frozenset(name.removesuffix("_sum") for name in jax.eval_shape(step))

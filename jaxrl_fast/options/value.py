@@ -138,6 +138,17 @@ def value_of_states() -> Any:
     )
 
 
+def value_of_pairs() -> Any:
+    """Return a field for the values of pairs of a state and an action, on which a policy gradient depends."""
+    return choice(
+        "hl_gauss",
+        "How values are learned: by a classification over atoms (hl_gauss, Imani & White 2018, Farebrother et al. "
+        "2024), or as a number (mean).",
+        mean=Mean(),
+        hl_gauss=HLGauss(atoms=151, v_min=-100.0, v_max=100.0),
+    )
+
+
 def bonus() -> Any:
     """Return a field for a bonus that is added to rewards."""
     return choice(

@@ -79,7 +79,10 @@ def mode(policy: Policy, params: PyTree, inputs: PolicyInput, carry: PyTree) -> 
 
 
 def outputs(policy: Policy, params: PyTree, batch: Any) -> tuple[Any, Array]:
-    """Return the distributions over actions, and the outputs for values, of rows with `obs`, `action_mask`, `carry` and `reset`."""
+    """Return the distributions over actions, and the outputs for values.
+
+    Rows have `obs`, `action_mask`, `carry` and `reset`.
+    """
     (output, value), _ = policy.network.unroll(params["network"], batch.obs, batch.carry, batch.reset)
     return policy.head.make(output, params.get("log_std"), batch.action_mask), value
 

@@ -163,9 +163,9 @@ def project(goal: Atoms, support: Array) -> Array:
 def gaussian(form: ValueHead, value: Array) -> Array:
     """Return probabilities [..., M] of hl_gauss's atoms: of a normal distribution around a value [...] within the bins.
 
-    Bins of one width w have the atoms in their middle. With z = Phi((end - value) / (sigma w)) of each end of a bin, the
-    probability is the difference of z, divided by that of the first and the last end (Imani & White 2018, section 3;
-    Farebrother et al. 2024, section 3.1). Values are clipped to the atoms.
+    Bins of one width w have the atoms in their middle. With z = Phi((end - value) / (sigma w)) of each end of a bin,
+    the probability is the difference of z, divided by that of the first and the last end (Imani & White 2018, section
+    3; Farebrother et al. 2024, section 3.1). Values are clipped to the atoms.
     """
     width = (form.v_max - form.v_min) / (form.num - 1)
     ends = form.v_min + width * (jnp.arange(form.num + 1) - 0.5)

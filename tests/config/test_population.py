@@ -24,6 +24,7 @@ NUM_UPDATES, NUM_ENVS = 3, 4
 UNTRACED = {  # converted to a fraction (replay_ratio), compared (v_min, v_max), or 1 removes code (noise.theta)
     "dqn": {"replay_ratio", "value.v_min", "value.v_max"},
     "ppo": {"value.v_min", "value.v_max"},
+    "reppo": {"value.v_min", "value.v_max"},
 } | {algo: {"replay_ratio", "noise.theta", "value.v_min", "value.v_max", "target.momentum"} for algo in CONTINUOUS}
 OFF_POLICY = dict(
     rollout_length=8, hidden_sizes=(4,), batch_size=8, learning_starts=8, replay_ratio=0.25,

@@ -47,6 +47,7 @@ RUNS = {
         replay=dict(kind="prioritized", n_step=3, size=512),
         **OFF_POLICY,
     ),
+    "reppo": dict(algo="reppo", rollout_length=8, num_minibatches=4, hidden_sizes=(8,), critic_width=8, **PENDULUM),
     "pqn": dict(algo="pqn", rollout_length=8, hidden_sizes=(8,)),
     "sac": dict(algo="sac", replay=dict(size=512), noise=dict(kind="ou", theta=0.1), **PENDULUM, **OFF_POLICY),
     "flash": dict(

@@ -24,7 +24,7 @@ from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 
 ACTOR = "learner/params/actor/params/"
 NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "pqn": "params/params/"}
-NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR}
+NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR, "reppo": "params/actor/network/params/"}
 LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
 PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
 IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # parameters that greedy actions do not depend on
@@ -237,10 +237,12 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
         return
     if sampled and saved.env_steps < (start := config.first_learning(saved.settings.options.num_envs)):
         raise Unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
-    if algo == "sac":
-        from jaxrl_fast.agents.sac import LOG_STD
+    if algo in ("sac", "reppo"):
+        from jaxrl_fast.agents.sac import LOG_STD  # REPPO's are the same
 
         yield "x, log_std = np.split(x, 2, axis=-1)"
+        if sampled and getattr(config, "std_bounds", "clip") == "tanh":
+            raise Unsupported("cannot sample with std_bounds tanh")
         if sampled:
             yield "x = x + np.exp(np.clip(log_std, {}, {})) * normal".format(*LOG_STD)
         yield "x = np.tanh(x)"
