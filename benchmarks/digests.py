@@ -194,7 +194,9 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "td3_noise": dict(algo="td3", **TORQUE, agent=CRITICS | NOISE | dict(critic_hidden_sizes=(24,))),
     "sac_flash": dict(
-        algo="sac", **TORQUE, agent=CRITICS | {"network": "flash", "value": "c51", "rewards": "scaled", "noise": "held"},
+        algo="sac",
+        **TORQUE,
+        agent=CRITICS | {"network": "flash", "value": "c51", "rewards": "scaled", "noise": "held"},
     ),
     "ddpg": dict(algo="ddpg", **TORQUE, agent=CRITICS),
     "ppo_gru": dict(algo="ppo", **TINY, agent=SMALL_PPO | GRU, wrap=["hide=1", "hide=3"]),
