@@ -103,6 +103,8 @@ def store(name: str, options: dict, seeds: list[int]) -> None:
             seed=seeds[0], num_seeds=len(seeds), run_dir=Path(folder) / "run", loggers=(), console_every=60,
             save_every="0", devices=1, **options,
         )  # fmt: skip
+    if run.summary["status"] == "stopped":
+        raise SystemExit(f"{name} was stopped; nothing is stored")
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     case = kept.setdefault(f"{name}_{options['total_steps'] // 1000}k", {"seeds": {}})
     case |= {key: run.summary[key] for key in ("env_id", "env_steps", "device", "versions")} | {"options": options}

@@ -278,6 +278,18 @@ def mujoco_cells(name: str) -> list[str]:
     return [str(len(found)), *(spread([seed[key] for seed in found]) for key in ("return", "greedy"))]
 
 
+def control(prefix: str) -> str:
+    """Return the cases of benchmarks/control.py whose names begin so."""
+    rows = []
+    for name, case in read("control").items():
+        if name.startswith(prefix):
+            seeds = case["seeds"].values()
+            returns = (spread([seed[key] for seed in seeds]) for key in ("return", "greedy"))
+            own = [f"`{case['options']['algo']}`", f"`{case['env_id']}`", short(case["env_steps"])]
+            rows.append([*own, str(len(seeds)), *returns])
+    return grid(["algorithm", "environment", "environment steps", "seeds", "return", "greedy return"], rows)
+
+
 def learning_cells(name: str) -> list[str]:
     """Return what a row of the table says of a preset."""
     run, seeds = read("learning")[name], learning_seeds(name)
@@ -597,6 +609,7 @@ KINDS = {
     "metrics": metrics,
     "learning": learning,
     "mujoco": mujoco,
+    "control": control,
     "players": players,
     "atari": atari,
     "speed": speed,
