@@ -48,7 +48,7 @@ class C51(Part):
 class HLGauss(C51):
     """The mean return, learned as a classification over atoms (Imani & White 2018, Farebrother et al. 2024)."""
 
-    sigma: float = option(
+    smoothing: float = option(
         0.75,
         "Standard deviation of the target's distribution, in distances between atoms.",
         bounds=POSITIVE,

@@ -61,7 +61,7 @@ def head_of(options: Part) -> ValueHead | CustomHead:
         raise ValueError(
             f"value.v_min: must be less than v_max ({options.v_max}), got {options.v_min}; use a lower value"
         )
-    sigma = options.sigma if isinstance(options, HLGauss) else 0.0
+    sigma = options.smoothing if isinstance(options, HLGauss) else 0.0
     return ValueHead(options.kind, options.atoms, options.v_min, options.v_max, sigma)
 
 

@@ -79,7 +79,7 @@ def hl_gauss(**options):
 @pytest.mark.parametrize("sigma", [0.75, 2.0])
 def test_gaussian_matches_normal_distribution_within_bins(sigma):
     """The bins are half as wide as the distance 0.5 on each side of an atom: from -2.25 to 3.25."""
-    head, values = hl_gauss(sigma=sigma), np.array([-2.0, -0.7, 0.25, 3.0])
+    head, values = hl_gauss(smoothing=sigma), np.array([-2.0, -0.7, 0.25, 3.0])
     ends = np.linspace(-2.25, 3.25, 12)
     below = scipy.stats.norm.cdf((ends[None] - values[:, None]) / (sigma * 0.5))
     expected = np.diff(below) / (below[:, -1:] - below[:, :1])
