@@ -103,15 +103,16 @@ def store(name: str, options: dict, seeds: list[int]) -> None:
             seed=seeds[0], num_seeds=len(seeds), run_dir=Path(folder) / "run", loggers=(), console_every=60,
             save_every="0", devices=1, **options,
         )  # fmt: skip
+        records = run.metrics  # read from the folder
     if run.summary["status"] == "stopped":
         raise SystemExit(f"{name} was stopped; nothing is stored")
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     case = kept.setdefault(f"{name}_{options['total_steps'] // 1000}k", {"seeds": {}})
     case |= {key: run.summary[key] for key in ("env_id", "env_steps", "device", "versions")} | {"options": options}
-    evaluated = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None]
+    evaluated = [r["eval_return_mean"] for r in records if r.get("eval_return_mean") is not None]
     greedy = [run.summary["eval_return_mean"]] if len(seeds) == 1 else evaluated[-len(seeds) :]
     for i, seed in enumerate(seeds):
-        own = [r for r in run.metrics if r.get("seed", seed) == seed and r.get("episodes")]
+        own = [r for r in records if r.get("seed", seed) == seed and r.get("episodes")]
         case["seeds"][str(seed)] = {
             "return": run.summary["final_return_per_seed"][i],
             "greedy": greedy[i],
