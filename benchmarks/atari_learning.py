@@ -82,6 +82,7 @@ def read(run: Path) -> tuple[str, dict]:
             mean = np.average([r["return_mean"] for r in ended], weights=[r["episodes"] for r in ended])
             last = some[-1]
             curve.append({name: last[name] for name in ("env_steps", "train_time_s")} | {"return_mean": round(mean, 3)})
+    chosen |= {name: x for name, x in chosen.get("value", {}).items() if name == "clip_vloss"}
     word = lambda value: value["kind"] if isinstance(value, dict) else value  # of a part
     settings = {name: word(chosen[name]) for name in SETTINGS if name in chosen} | chosen["env_options"]
     kept_summary = {name: summary[name] for name in SUMMARY_KEYS}

@@ -193,6 +193,11 @@ CASES: dict[str, dict[str, Any]] = {
         agent=CRITICS | TORQUE_RANGE | {"value": "c51", "value.atoms": 11, "replay": "prioritized"},
     ),
     "td3_noise": dict(algo="td3", **TORQUE, agent=CRITICS | NOISE | dict(critic_hidden_sizes=(24,))),
+    "sac_flash": dict(
+        algo="sac",
+        **TORQUE,
+        agent=CRITICS | {"network": "flash", "value": "c51", "rewards": "scaled", "noise": "held"},
+    ),
     "ddpg": dict(algo="ddpg", **TORQUE, agent=CRITICS),
     "ppo_gru": dict(algo="ppo", **TINY, agent=SMALL_PPO | GRU, wrap=["hide=1", "hide=3"]),
     "pqn_lru": dict(algo="pqn", **TINY, agent=SMALL_PQN | LRU, wrap=["hide=1", "hide=3"]),

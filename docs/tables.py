@@ -224,7 +224,7 @@ def own_metrics(algo: str) -> frozenset[str]:
 
     from jaxrl_fast import agents, envs, loop
 
-    env = envs.make("Pendulum-v1" if algo in ("sac", "td3", "ddpg") else "CartPole-v1", 2)
+    env = envs.make("Pendulum-v1" if algo in ("sac", "td3", "ddpg", "reppo") else "CartPole-v1", 2)
     agent = agents.load(algo).make(configs()[algo](), env.spec, 10)
     step = lambda: loop.train_step(env, agent, loop.init(env, agent, jax.random.key(0)))[1][1]
     return frozenset(name.removesuffix("_sum") for name in jax.eval_shape(step))
@@ -284,6 +284,18 @@ def mujoco_cells(name: str) -> list[str]:
         return []
     found = [read("learning")[name]["seeds"][str(seed)] for seed in learning_seeds(name)]
     return [str(len(found)), *(spread([seed[key] for seed in found]) for key in ("return", "greedy"))]
+
+
+def control(prefix: str) -> str:
+    """Return the cases of benchmarks/control.py whose names begin so."""
+    rows = []
+    for name, case in read("control").items():
+        if name.startswith(prefix):
+            seeds = case["seeds"].values()
+            returns = (spread([seed[key] for seed in seeds]) for key in ("return", "greedy"))
+            own = [f"`{case['options']['algo']}`", f"`{case['env_id']}`", short(case["env_steps"])]
+            rows.append([*own, str(len(seeds)), *returns])
+    return grid(["algorithm", "environment", "environment steps", "seeds", "return", "greedy return"], rows)
 
 
 def learning_cells(name: str) -> list[str]:
@@ -624,6 +636,7 @@ KINDS = {
     "metrics": metrics,
     "learning": learning,
     "mujoco": mujoco,
+    "control": control,
     "players": players,
     "atari": atari,
     "speed": speed,

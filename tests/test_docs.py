@@ -29,7 +29,7 @@ DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 NOTES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(RESULTS.glob("*.md"))}
 README = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
-MUJOCO = ("envpool/HalfCheetah", "envpool/Hopper", "envpool/Walker2d", "envpool/Ant", "playground/")
+MUJOCO = ("envpool/HalfCheetah", "envpool/Hopper", "envpool/Walker2d", "envpool/Ant", "envpool/Humanoid", "playground/")
 COMMAND = re.compile(r"^python -m jaxrl_fast\.train ([^#\n]*)", re.MULTILINE)
 TEST = re.compile(r"`(test_\w+\.py)?(?:::(test_\w+))?(\.\.\.)?`")
 

@@ -10,12 +10,12 @@ import optax
 
 from jaxrl_fast import networks, replay
 from jaxrl_fast.networks import views
-from jaxrl_fast.networks.batch_renorm import RenormOptions
+from jaxrl_fast.networks.batch_renorm import RenormOptions, with_stats
 from jaxrl_fast.networks.ensemble import critics
-from jaxrl_fast.options.explore import OrnsteinUhlenbeck
-from jaxrl_fast.options.value import TruncatedQuantile
+from jaxrl_fast.options.explore import Held, OrnsteinUhlenbeck
+from jaxrl_fast.options.value import C51, TruncatedQuantile
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import action_noise, normalize, off_policy, optim, value_distributions
+from jaxrl_fast.rl import action_noise, normalize, off_policy, optim, return_scale, value_distributions
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
 from jaxrl_fast.types import (
     Agent,
@@ -33,6 +33,7 @@ from jaxrl_fast.types import (
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
+RETURN_BOUND = 5.0  # of returns with rewards scaled, if the value head has no bound
 
 
 class Params(NamedTuple):
@@ -50,7 +51,10 @@ class Learner(NamedTuple):
     target_params: Params  # None for parts without a target
     optimizer: Params
     observations: PyTree = None  # normalize.Stats of each leaf of an observation
-    batch_stats: PyTree = None  # running statistics of the critics' batch renormalization
+    batch_stats: PyTree = None  # running statistics of the critics' layers that normalize batches
+    target_stats: PyTree = None  # the same of the target critics
+    actor_stats: PyTree = None  # the same of the policy
+    rewards: return_scale.ReturnScale | None = None  # with rewards scaled
 
 
 class Context(NamedTuple):
@@ -65,6 +69,7 @@ class Context(NamedTuple):
     actor: networks.Network  # f32 [..., num_outputs] of an observation
     critic: networks.Network  # f32 [num_critics, ... (, M)] of (observation, action [..., D])
     value_head: value_distributions.ValueHead | value_distributions.CustomHead  # the meaning of the critics' outputs
+    return_bound: float  # of returns, with rewards scaled
     learning_rate: Params  # an optax.Schedule for each part, over gradient steps of the critics
     optimizer: Params  # an optax.GradientTransformation for each part
 
@@ -94,6 +99,9 @@ def make_context(
     size = spec.action.num_outputs if is_discrete else action_noise.action_size(spec, type(config).__name__.lower())
     normalize.check(config, spec)
     check(config, parallelism)
+    bound = config.value.v_max if isinstance(config.value, C51) else RETURN_BOUND
+    if config.rewards == "scaled" and not bound > 0:
+        raise ValueError(f"value.v_max: must be positive with rewards scaled, got {bound}; use {RETURN_BOUND:g}")
     ratio = off_policy.schedule_of(config, spec, parallelism)
     buffer = replay.config_of(config.replay, spec, parallelism, ratio.rollout_length)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
@@ -124,6 +132,7 @@ def make_context(
             to_critic, (of_discrete or critics)(to_critic(spec.obs), size, config.num_critics, of_critic), True
         ),
         value_head=value_distributions.head_of(config.value),
+        return_bound=bound,
         learning_rate=schedules,
         optimizer=Params(
             optimizer(of_policy, prefix="actor/"), optimizer(schedules.critic, prefix="critic/"), optimizer(of_policy)
@@ -137,8 +146,9 @@ def check(config: Any, parallelism: Parallelism) -> None:
         problem = f"must be less than value.atoms ({value.atoms}), got {value.drop}"
         raise ValueError(f"value.drop: {problem}; use {max(value.atoms // 12, 1)}")
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
-    if config.crossq and num_devices > 1:
-        raise ValueError(f"target: none normalizes a batch on one device, got {num_devices} devices; set devices to 1")
+    if config.normalizes_batches and num_devices > 1:
+        option = "target: none" if config.crossq else "network: flash"
+        raise ValueError(f"{option} normalizes a batch on one device, got {num_devices} devices; set devices to 1")
 
 
 def theta_of(config: Any) -> float:
@@ -147,25 +157,39 @@ def theta_of(config: Any) -> float:
     return theta
 
 
+def initial_noise(config: Any, size: int) -> PyTree:
+    """Return the state of the exploration noise at the start of an episode."""
+    if isinstance(config.noise, Held):
+        return action_noise.held_carry(size)
+    return action_noise.initial_carry(size, theta_of(config))
+
+
+def next_noise(config: Any, carry: PyTree, normal: Array) -> tuple[Array, PyTree]:
+    """Return the exploration noise [N, D], and its state for the step after."""
+    if isinstance(config.noise, Held):
+        return action_noise.hold(config.noise, carry, normal)
+    return action_noise.correlated(theta_of(config), carry, normal)
+
+
 def make_agent(context: Context, init: Callable, policy: Callable, explore: Callable, gradient_step: Callable) -> Agent:
     """Return an agent.
 
     `init(context, key)` is the Learner, `policy(context, params, obs)` the greedy action [N, D], `explore(context,
     params, obs, noise)` another action from noise [N, D], and `gradient_step` an `off_policy.Step` after the context.
     """
-    size = context.action_size
+    size, is_held = context.action_size, isinstance(context.config.noise, Held)
     return Agent(
         init=partial(_init, context, init),
         explore=partial(_explore, context, explore),
         exploit=partial(_exploit, context, policy),
         update=partial(update, context, gradient_step),
         rollout_length=context.ratio.rollout_length,
-        sample_noise=SampleNoise(partial(action_noise.sample_noise, size), ("normal",)),
-        initial_carry=action_noise.initial_carry(size, theta_of(context.config)),
+        sample_noise=SampleNoise(partial(action_noise.sample_noise, size + is_held), ("normal",)),
+        initial_carry=initial_noise(context.config, size),
         policy_state=lambda state: state._replace(replay=None),
         parameters=lambda state: (state.learner.params, state.learner.target_params),
         learning=Learning(
-            on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
+            on_env_restart=partial(on_env_restart, context),
             resources=context.replay.resources,
         ),
     )
@@ -173,9 +197,29 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
 
 def _init(context: Context, init: Callable, key: Key) -> State:
     """Return the state before the first update, with empty statistics."""
-    stats = normalize.init(context.spec.obs) if context.config.normalize_observations else None
-    learner = init(context, key)._replace(observations=stats, batch_stats=context.critic.init_stats())
+    config = context.config
+    of_critics = context.critic.init_stats()
+    learner = init(context, key)._replace(
+        observations=normalize.init(context.spec.obs) if config.normalize_observations else None,
+        batch_stats=of_critics,
+        target_stats=None if config.crossq else of_critics,
+        actor_stats=context.actor.init_stats(),
+        rewards=return_scale.init(context.spec.num_envs) if config.rewards == "scaled" else None,
+    )
     return off_policy.init_state(learner, context.replay.init())
+
+
+def on_env_restart(context: Context, state: State) -> State:
+    """Discard the transitions that an environment restart interrupts, and the reward sums of their episodes."""
+    learner = state.learner
+    if learner.rewards is not None:
+        learner = learner._replace(rewards=return_scale.restart(learner.rewards))
+    return state._replace(learner=learner, replay=context.replay.discard_tail(state.replay))
+
+
+def acting(learner: Learner) -> Params:
+    """Return the parameters with which the policy acts: with the running statistics of its layers, if any."""
+    return learner.params._replace(actor=with_stats(learner.params.actor, learner.actor_stats))
 
 
 def _exploit(
@@ -183,7 +227,7 @@ def _exploit(
 ) -> Decision:
     """Take the greedy actions. The carry is the state of the exploration noise and does not change."""
     learner = state.learner
-    return Decision(policy(context, learner.params, normalize.apply(learner.observations, inputs.obs)), carry)
+    return Decision(policy(context, acting(learner), normalize.apply(learner.observations, inputs.obs)), carry)
 
 
 def _explore(
@@ -191,9 +235,10 @@ def _explore(
 ) -> Decision:
     """Take uniformly random actions until the first gradient step, then the algorithm's exploring actions."""
     now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.ratio.num_envs
-    x, carry = action_noise.correlated(theta_of(context.config), carry, noise.normal)
+    x, carry = next_noise(context.config, carry, noise.normal)
     obs = normalize.apply(state.learner.observations, inputs.obs)
-    chosen, anything = explore(context, state.learner.params, obs, x), action_noise.uniform(noise.normal)
+    chosen = explore(context, acting(state.learner), obs, x)
+    anything = action_noise.uniform(noise.normal[..., : context.action_size])
     return Decision(jnp.where(now < context.ratio.first_learning, anything, chosen), carry)
 
 
@@ -217,7 +262,10 @@ def update(
     stats = state.learner.observations
     if stats is not None:
         stats = normalize.update(stats, steps.obs, steps.valid, context.parallelism.axis_name)
-    learner = state.learner._replace(observations=stats)
+    rewards = state.learner.rewards
+    if rewards is not None:
+        rewards = return_scale.update(rewards, steps, context.config.gamma, context.parallelism.axis_name)
+    learner = state.learner._replace(observations=stats, rewards=rewards)
     state = state._replace(learner=learner, replay=context.replay.add(state.replay, steps))
     state, metrics = off_policy.learn(context, partial(gradient_step, context), state, key)
     return state, {
@@ -237,13 +285,16 @@ def temperature(context: Context, params: Params) -> Array:
 def sample(context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array) -> replay.WeightedBatch:
     """Return this device's transitions [B], with their weights in the loss.
 
-    Observations are stored unnormalized, and normalized here by the current statistics.
+    Observations and rewards are stored as they are, and normalized and scaled here by the current statistics.
     """
     config, stats = context.config, learner.observations
     beta = replay.importance_exponent(config.replay, context.num_updates, num_updates)
     batch = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
     obs, next_obs = (normalize.apply(stats, x) for x in (batch.rows.obs, batch.rows.next_obs))
-    return batch._replace(rows=batch.rows._replace(obs=obs, next_obs=next_obs))
+    rows = batch.rows._replace(obs=obs, next_obs=next_obs)
+    if learner.rewards is not None:
+        rows = rows._replace(reward=return_scale.apply(learner.rewards, rows.reward, context.return_bound))
+    return batch._replace(rows=rows)
 
 
 def sample_normal(context: Context, key: Key, num: int) -> Array:
@@ -254,10 +305,14 @@ def sample_normal(context: Context, key: Key, num: int) -> Array:
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:
-    """Return the learner after one optimizer step of each part that has a gradient; None means no gradient."""
+    """Return the learner after one optimizer step of each part that has a gradient; None means no gradient.
+
+    After its step, a part satisfies the constraint of its network.
+    """
+    constraints = context.actor.constrain, context.critic.constrain, lambda x: x
     params, optimizer = list(learner.params), list(learner.optimizer)
     for i, (rule, g) in enumerate(zip(context.optimizer, gradient, strict=True)):
         if jax.tree.leaves(g):
             updates, optimizer[i] = rule.update(g, optimizer[i], params[i])
-            params[i] = optax.apply_updates(params[i], updates)
+            params[i] = constraints[i](optax.apply_updates(params[i], updates))
     return learner._replace(params=Params(*params), optimizer=Params(*optimizer))

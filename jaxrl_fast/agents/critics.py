@@ -32,13 +32,19 @@ def step(
 
     `target_of` computes it, with atoms [B, K], from the critics' outputs [num_critics, B (, M)] at (next_obs,
     next_action). These are the outputs of the target critics, or with `crossq` those of the critics in the same pass.
-    With None for `next_action`, they are at all discrete actions. Returns the learner, the buffer with new priorities,
-    and metrics [B].
+    With None for `next_action`, they are at all discrete actions. Layers that normalize batches see (obs, action) and
+    (next_obs, next_action) together. Returns the learner, the buffer with new priorities, and metrics [B].
     """
     rows, weight = batch.rows, batch.weight / context.config.batch_size
-    if context.config.crossq:
+    if learner.batch_stats is not None:
         assert next_action is not None, "`discrete_sac.check` has refused it"
-        objective = partial(joint_loss, context, learner.batch_stats, (rows, weight), next_action, target_of)
+        goal_of = target_of
+        if learner.target_stats is not None:
+            inputs = both(rows, next_action)
+            output, stats = context.critic.train(learner.target_params.critic, learner.target_stats, inputs)
+            target, learner = target_of(jnp.split(output, 2, axis=1)[1]), learner._replace(target_stats=stats)
+            goal_of = lambda _: target
+        objective = partial(joint_loss, context, learner.batch_stats, (rows, weight), next_action, goal_of)
     else:
         target = target_of(context.critic.apply(learner.target_params.critic, (rows.next_obs, next_action)))
         objective = partial(loss, context, rows, target, weight)
@@ -70,16 +76,21 @@ def joint_loss(
     """Return the results of `loss_of_outputs`, and the critics' running statistics after the batch.
 
     One pass evaluates (s, a) and (s', a'), so that both are normalized alike. No gradient flows through the target
-    (Bhatt et al. 2024, CrossQ).
+    (Bhatt et al. 2024, CrossQ). With target critics, their output at (s', a') gives the target, after a pass of theirs
+    over both (FlashSAC).
     """
     batch, weight = weighted
-    both = lambda x, y: jnp.concatenate([x, y])
-    inputs = jax.tree.map(both, batch.obs, batch.next_obs), both(batch.action, next_action)
-    output, batch_stats = context.critic.train(params, batch_stats, inputs)
+    output, batch_stats = context.critic.train(params, batch_stats, both(batch, next_action))
     output, following = jnp.split(output, 2, axis=1)
     target = target_of(jax.lax.stop_gradient(following))
     total, (errors, metrics) = loss_of_outputs(context, output, target, weight)
     return total, (errors, metrics, batch_stats)
+
+
+def both(batch: replay.Sample, next_action: Array) -> tuple[PyTree, Array]:
+    """Return (s, a) and (s', a') as one batch [2 B, ...]."""
+    join = lambda x, y: jnp.concatenate([x, y])
+    return jax.tree.map(join, batch.obs, batch.next_obs), join(batch.action, next_action)
 
 
 def loss_of_outputs(

@@ -17,7 +17,7 @@ from jaxrl_fast import networks, replay
 from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import Context, Learner
 from jaxrl_fast.networks.ensemble import ensemble
-from jaxrl_fast.options.explore import OrnsteinUhlenbeck
+from jaxrl_fast.options.explore import Held, OrnsteinUhlenbeck
 from jaxrl_fast.rl import normalize, off_policy
 from jaxrl_fast.rl.distributions import Categorical, chosen, masked
 from jaxrl_fast.rl.off_policy import State
@@ -58,8 +58,14 @@ def check(config: Any, spec: EnvSpec) -> None:
     if config.target_entropy is not None:
         problem = f"{spec.id} has discrete actions, got {config.target_entropy}"
         raise ValueError(f"target_entropy: {problem}; use target_entropy_share")
-    if isinstance(config.noise, OrnsteinUhlenbeck):
-        raise ValueError(f"noise: {spec.id} has discrete actions, got ou; leave it out")
+    if isinstance(config.noise, OrnsteinUhlenbeck | Held):
+        raise ValueError(f"noise: {spec.id} has discrete actions, got {config.noise.kind}; leave it out")
+    for name, needed in {"target_sigma": None, "std_bounds": "clip"}.items():
+        if (given := getattr(config, name)) != needed:
+            raise ValueError(f"{name}: {spec.id} has discrete actions, got {given}; leave it out")
+    if config.network.kind == "flash":
+        problem = f"{spec.id} has discrete actions, but flash normalizes batches of continuous ones"
+        raise ValueError(f"network: {problem}, got flash; use auto")
     if config.crossq:
         raise ValueError(f"target: none requires continuous actions, got {spec.action} of {spec.id}; use average")
 
@@ -144,11 +150,11 @@ def td_target(
 
 def policy_loss(
     context: Context, learner: Learner, batch: replay.Sample, weight: Array, params: PyTree
-) -> tuple[Array, tuple[Array, Metrics]]:
+) -> tuple[Array, tuple[Array, Metrics, None]]:
     """Return the weighted sum of sum_a pi(a|s) (alpha log pi(a|s) - min_i Q_i(s, a)) over the rows (eq. 12).
 
     With `num_target_critics` or quantiles, the mean over i replaces the minimum. Also returns by how much the entropy
-    exceeds its target, f32 [] (eq. 11), and metrics [B].
+    exceeds its target, f32 [] (eq. 11), metrics [B], and None for running statistics.
     """
     config = context.config
     pi = policy(context, params, batch.obs, batch.action_mask)
@@ -160,4 +166,4 @@ def policy_loss(
     share = ENTROPY_SHARE if config.target_entropy_share is None else config.target_entropy_share
     mask = batch.action_mask
     excess = entropy - share * jnp.log(jnp.float32(context.action_size) if mask is None else mask.sum(-1))
-    return (weight * losses).sum(), ((weight * excess).sum(), {"policy_loss": losses, "entropy": entropy})
+    return (weight * losses).sum(), ((weight * excess).sum(), {"policy_loss": losses, "entropy": entropy}, None)

@@ -15,8 +15,9 @@ import optax
 from jaxrl_fast.networks import flat
 from jaxrl_fast.options.optimizer import AdaptiveKL
 from jaxrl_fast.options.ppo import PPO as Config
+from jaxrl_fast.options.value import ClippedMean
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import minibatch, normalize, optim, policies, returns, sequences, sgd
+from jaxrl_fast.rl import minibatch, normalize, optim, policies, returns, sequences, sgd, value_distributions
 from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
 from jaxrl_fast.types import (
     Agent,
@@ -77,6 +78,7 @@ class Context(NamedTuple):
     spec: EnvSpec
     parallelism: Parallelism
     policy: policies.Policy
+    value_head: value_distributions.ValueHead
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
     objective: Callable[["Context", PyTree, Batch], tuple[Array, Metrics]]
@@ -104,7 +106,9 @@ def make(
     num_steps = num_updates * config.num_epochs * config.num_minibatches
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
-    context = Context(config, spec, parallelism, policy, learning_rate, optimizer, objective or loss)
+    value_head = value_distributions.head_of(config.value)
+    assert isinstance(value_head, value_distributions.ValueHead), "there is no custom one"
+    context = Context(config, spec, parallelism, policy, value_head, learning_rate, optimizer, objective or loss)
     functions = partial(prepare, context), partial(gradient_step, context), partial(finalize, context)
     epochs = sgd.epochs_of(config, parallelism, functions, "advantage" if config.normalize_advantage else "")
     return Agent(
@@ -207,13 +211,15 @@ def values(
     carry before each sequence.
     """
     network, params = context.policy.network, state.params["network"]
+    mean = partial(value_distributions.mean, context.value_head)
     next_obs = normalize.apply(state.observations, rollout.next_obs)
     read = partial(decode, kept)
     if length := context.config.sequence():
         unroll = partial(network.unroll, params)
         (_, value), carry = sequences.recompute(unroll, rollout, obs, next_obs, read, length)
+        value = mean(value)
         return value[:-1], value[1:], carry
-    critic, rows = partial(network.critic, params), minibatch.flatten(obs)
+    critic, rows = lambda obs: mean(network.critic(params, obs)), minibatch.flatten(obs)
     if kept is not None:  # stacks are built for one minibatch at a time
         value = jax.lax.map(lambda some: critic(read(some)), rows.reshape(context.config.num_minibatches, -1))
     else:
@@ -275,23 +281,37 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     which is -A times r, or times the bound if r is beyond it in the direction that increases r A.
     """
     config = context.config
-    pi, value = policies.outputs(context.policy, params, batch)
+    pi, output = policies.outputs(context.policy, params, batch)
     log_ratio = pi.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     bound = jnp.where(batch.advantage > 0, 1 + config.clip_coef, 1 - config.clip_coef)
     beyond = (ratio - bound) * batch.advantage > 0
     policy_loss = -jnp.where(beyond, bound, ratio) * batch.advantage
-    error = (value - batch.target) ** 2
-    if config.clip_vloss:
-        near = batch.value + jnp.clip(value - batch.value, -config.clip_coef, config.clip_coef)
-        error = jnp.maximum(error, (near - batch.target) ** 2)
+    value_loss = value_losses(context, output, batch)
     entropy = pi.entropy()
-    total = policy_loss + config.value_coef * 0.5 * error - config.entropy_coef * entropy
+    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     metrics = {
         "policy_loss": policy_loss,
-        "value_loss": 0.5 * error,
+        "value_loss": value_loss,
         "entropy": entropy,
         "approx_kl": ratio - 1 - log_ratio,  # Schulman 2020, "Approximating KL divergence", k3
         "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).astype(jnp.float32),
     }
     return sgd.weighted_sums(batch.weight, total, metrics)
+
+
+def value_losses(context: Context, output: Array, batch: Batch) -> Array:
+    """Return the loss of each row between the critic's output and the target.
+
+    With value mean, it is half the squared error, or with `clip_vloss` the larger one of that and of the value that is
+    clipped to near the old one. With hl_gauss, it is the cross entropy with the target's distribution.
+    """
+    config = context.config
+    if not isinstance(config.value, ClippedMean):
+        wanted = value_distributions.gaussian(context.value_head, batch.target)
+        return optax.softmax_cross_entropy(output, wanted)
+    error = (output - batch.target) ** 2
+    if config.value.clip_vloss:
+        near = batch.value + jnp.clip(output - batch.value, -config.clip_coef, config.clip_coef)
+        error = jnp.maximum(error, (near - batch.target) ** 2)
+    return 0.5 * error

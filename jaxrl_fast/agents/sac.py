@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_fast import replay
@@ -29,6 +30,7 @@ from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, Box, EnvSpec, Key, Metrics, MultiDiscrete, Parallelism, PyTree
 
 LOG_STD = -20.0, 2.0  # bounds of the policy's log standard deviations
+TANH_LOG_STD = -10.0, 2.0  # the same with std_bounds tanh
 
 
 def make(
@@ -50,6 +52,8 @@ def make(
     if (config.num_target_critics or 1) > config.num_critics:
         problem = f"must be at most num_critics ({config.num_critics}), got {config.num_target_critics}"
         raise ValueError(f"num_target_critics: {problem}; use more critics")
+    if config.target_sigma is not None and config.target_entropy is not None:
+        raise ValueError("target_sigma: cannot be combined with target_entropy, got both; drop one")
     context = actor_critic.make_context(
         config,
         spec,
@@ -84,7 +88,15 @@ def exploit(context: Context, params: Params, obs: PyTree) -> Array:
 
 def policy(context: Context, params: PyTree, obs: PyTree) -> TanhGaussian:
     """Return the distribution of actions."""
-    mean, log_std = jnp.split(context.actor.apply(params, obs), 2, axis=-1)
+    return distribution(context, context.actor.apply(params, obs))
+
+
+def distribution(context: Context, output: Array) -> TanhGaussian:
+    """Return the distribution of actions of the actor's output [..., 2 D]: means and log standard deviations."""
+    mean, log_std = jnp.split(output, 2, axis=-1)
+    if context.config.std_bounds == "tanh":
+        low, high = TANH_LOG_STD
+        return TanhGaussian(mean, low + (high - low) * 0.5 * (1 + jnp.tanh(log_std)))
     return TanhGaussian(mean, jnp.clip(log_std, *LOG_STD))
 
 
@@ -125,18 +137,18 @@ def gradient_step(
 
 
 def policy_step(
-    context: Context, batch: replay.Sample, noise: Array | None, weight: Array, learner: Learner
+    context: Context, rows: replay.Sample, noise: Array | None, weight: Array, learner: Learner
 ) -> tuple[Learner, Metrics]:
     """Move the policy and the temperature. Also returns metrics [B]."""
     if noise is None:
-        loss = partial(discrete_sac.policy_loss, context, learner, batch, weight)
+        loss = partial(discrete_sac.policy_loss, context, learner, rows, weight)
     else:
-        loss = partial(policy_loss, context, learner, batch.obs, noise, weight)
-    gradient, (excess, metrics) = jax.grad(loss, has_aux=True)(learner.params.actor)
+        loss = partial(policy_loss, context, learner, rows.obs, noise, weight, next_obs=rows.next_obs)
+    gradient, (excess, metrics, stats) = jax.grad(loss, has_aux=True)(learner.params.actor)
     gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
     # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
     gradients = Params(gradient, None, excess if context.config.learn_temperature else None)
-    return actor_critic.apply_gradient(context, learner, gradients), metrics
+    return actor_critic.apply_gradient(context, learner._replace(actor_stats=stats), gradients), metrics
 
 
 def td_target(
@@ -149,7 +161,7 @@ def td_target(
     `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
     """
     config = context.config
-    pi = policy(context, learner.params.actor, batch.next_obs)
+    pi = policy(context, actor_critic.acting(learner).actor, batch.next_obs)
     sample = pi.sample_from(noise)
     cost = temperature(context, learner.params) * pi.log_prob(sample)
 
@@ -163,14 +175,27 @@ def td_target(
 
 
 def policy_loss(
-    context: Context, learner: Learner, obs: PyTree, noise: Array, weight: Array, params: PyTree
-) -> tuple[Array, tuple[Array, Metrics]]:
+    context: Context,
+    learner: Learner,
+    obs: PyTree,
+    noise: Array,
+    weight: Array,
+    params: PyTree,
+    next_obs: PyTree = None,
+) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
     """Return the weighted sum of alpha log pi(a|s) - min_i Q_i(s, a) over the rows, with a = tanh(sample) (eq. 9).
 
     With `num_target_critics` or quantiles, the mean over i replaces the minimum. Also returns by how much the entropy
-    exceeds its target, f32 [], and metrics [B].
+    exceeds its target, f32 [], metrics [B], and the policy's running statistics after the batch, if it has any. The
+    batch is then that of `obs` and of `next_obs`, as for the critics.
     """
-    pi = policy(context, params, obs)
+    stats = learner.actor_stats
+    if stats is None:
+        pi = policy(context, params, obs)
+    else:
+        together = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), obs, next_obs)
+        output, stats = context.actor.train(params, stats, together)
+        pi = distribution(context, jnp.split(output, 2)[0])
     sample = pi.sample_from(noise)
     values = critics.values(context, learner, obs, jnp.tanh(sample))
     takes_mean = context.config.num_target_critics or context.value_head.kind == "quantile"
@@ -178,6 +203,17 @@ def policy_loss(
     log_prob, alpha = pi.log_prob(sample), temperature(context, learner.params)
     losses = alpha * log_prob - value
     metrics = {"policy_loss": losses, "entropy": -log_prob}
-    target = context.config.target_entropy
-    excess = -log_prob - (-context.action_size if target is None else target)
-    return (weight * losses).sum(), ((weight * excess).sum(), metrics)
+    excess = -log_prob - target_entropy(context)
+    return (weight * losses).sum(), ((weight * excess).sum(), metrics, stats)
+
+
+def target_entropy(context: Context) -> float | Array:
+    """Return the target of the entropy, in nats: by default minus the number D of action dimensions.
+
+    With `target_sigma`, it is the entropy of a Gaussian, D / 2 ln(2 pi e sigma^2) (FlashSAC).
+    """
+    config = context.config
+    if config.target_sigma is not None:
+        return context.action_size * (0.5 * np.log(2 * np.pi * np.e) + jnp.log(config.target_sigma))
+    target: float | Array = -context.action_size if config.target_entropy is None else config.target_entropy
+    return target

@@ -32,7 +32,7 @@ ELSEWHERE = {  # names of these options in other libraries (docs/guides/migratin
     "buffer_batch_size": "batch_size",
     "buffer_size": "replay.size",
     "crossq": "target",
-    "clip_range_vf": "clip_vloss",
+    "clip_range_vf": "value.clip_vloss",
     "ent_coef": "entropy_coef",
     "learning_rate_schedule": "schedule",
     "lr": "learning_rate",

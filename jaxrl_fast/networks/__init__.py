@@ -40,12 +40,16 @@ class Network(NamedTuple):
     step: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, noise=()) -> (outputs, carry)
     unroll: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, reset, noise=()) -> (outputs, carry)
     initial_carry: PyTree = ()
-    init_stats: Callable[[], PyTree] = lambda: None  # running statistics of batch renormalization
+    init_stats: Callable[[], PyTree] = lambda: None  # running statistics of layers that normalize batches
     train: Callable[..., Any] = lambda *_: None  # (params, batch_stats, obs) -> (outputs, batch_stats)
+    constrain: Callable[[PyTree], PyTree] = lambda params: params  # what holds after each optimizer step
 
 
 class ActorCritic(NamedTuple):
-    """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
+    """The outputs of a policy (logits, means ...) and a value, from one tree of parameters.
+
+    With `num_atoms`, a value has an axis [..., M].
+    """
 
     init: Callable[[Key], PyTree]
     actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]; without memory
@@ -74,13 +78,14 @@ def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) 
         return module.apply({**params, "noise": noise} if noise else params, (obs, carry, reset))
 
     def train(params, batch_stats, obs):
-        variables = with_stats(flat.unpack(params), batch_stats)
+        variables = with_stats(flat.unpack(params), flat.unpack(batch_stats))
         (output, _), changed = module.apply(variables, (obs, (), None), mutable=[STATS])
-        return output, changed[STATS]
+        return output, flat.like(changed[STATS], batch_stats)
 
     inputs = options.inputs(obs), initial_carry, None
+    constrain = torsos.kind_of(torsos.resolve(obs, options).kind).constrain
     return Network(
-        init=lambda key: init_params(module, inputs, key, options.kernel_init),
+        init=lambda key: constrain(init_params(module, inputs, key, options.kernel_init)),
         apply=lambda params, obs, noise=(): unroll(params, obs, noise=noise)[0],
         noise=lambda key, shape: layer_noise(module, inputs, key, shape),
         step=lambda params, obs, carry, noise=(): unroll(params, obs, carry, None, noise),
@@ -88,6 +93,7 @@ def network(obs: PyTree, num_outputs: int | None, options: Options = Options()) 
         initial_carry=initial_carry,
         init_stats=lambda: module.lazy_init(key_of_seed(0), inputs).get(STATS),
         train=train,
+        constrain=lambda params: flat.like(constrain(flat.unpack(params)), params),
     )
 
 
@@ -116,7 +122,7 @@ def actor_critic(
     make_memory = partial(memory.make, options.memory, options.memory_size)
     memories = make_memory(), None if shared else make_memory()
     carry = _initial_carry(*memories)
-    module: Any = _ActorCritic(*both, *memories, *sees, num_outputs, actor_gain, with_features)
+    module: Any = _ActorCritic(*both, *memories, *sees, num_outputs, actor_gain, with_features, options.num_atoms)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     num_features = 0
     if with_features:
@@ -168,7 +174,10 @@ class _Outputs(nn.Module):
 
 
 class _ActorCritic(nn.Module):
-    """Linear heads of a policy, [..., num_outputs], and of a value, [...]. The carry has a part for each memory."""
+    """Linear heads of a policy, [..., num_outputs], and of a value, [...] or [..., num_atoms].
+
+    The carry has a part for each memory.
+    """
 
     torso: nn.Module
     critic_torso: Any  # None: the critic has `torso` and `memory` too
@@ -179,10 +188,11 @@ class _ActorCritic(nn.Module):
     num_outputs: int
     actor_gain: float
     with_features: bool
+    num_atoms: int | None = None
 
     def setup(self):
         self.actor_head = Dense(self.num_outputs, self.actor_gain)
-        self.critic_head = Dense(1, 1.0)
+        self.critic_head = Dense(self.num_atoms or 1, 1.0)
 
     def actor(self, obs, carry):
         own, features = _remember(self.memory, carry[:1], self.torso(self.see(obs)))
@@ -195,7 +205,7 @@ class _ActorCritic(nn.Module):
         return output, carry
 
     def critic(self, obs):
-        return self.critic_head((self.critic_torso or self.torso)(self.critic_sees(obs)))[..., 0]
+        return self._value(self.critic_head((self.critic_torso or self.torso)(self.critic_sees(obs))))
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
@@ -207,7 +217,7 @@ class _ActorCritic(nn.Module):
         if self.critic_torso is not None:
             features_before = self.critic_torso(self.critic_sees(obs))
             critic_own, critic_features = _remember(self.critic_memory, carry[1:], features_before, reset)
-        return (self._policy(features), self.critic_head(critic_features)[..., 0]), own + critic_own
+        return (self._policy(features), self._value(self.critic_head(critic_features))), own + critic_own
 
     def _side_by_side(self, obs, carry, reset):
         """Compute actor and critic in the same kernels, as a batch of two networks with equal shapes."""
@@ -219,12 +229,17 @@ class _ActorCritic(nn.Module):
             return _remember(memory[0] if memory else None, carry, torso(obs), reset)
 
         carries, features = jax.vmap(one)([x for _, x in pairs], _stack(carry[:1], carry[1:]))
-        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.num_outputs - x.shape[-1])])
-        heads = _stack(self.actor_head.variables, jax.tree.map(wide, self.critic_head.variables))
-        output: Any = jax.vmap(self.actor_head.clone(parent=None).apply)(heads, features)
-        policy = jnp.concatenate([output[0], features[0]], axis=-1) if self.with_features else output[0]
+        width = max(self.num_outputs, self.num_atoms or 1)
+        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+        heads = _stack(*(jax.tree.map(wide, head.variables) for head in (self.actor_head, self.critic_head)))
+        output: Any = jax.vmap(self.actor_head.clone(parent=None, features=width).apply)(heads, features)
+        policy, value = output[0][..., : self.num_outputs], output[1][..., : self.num_atoms or 1]
+        policy = jnp.concatenate([policy, features[0]], axis=-1) if self.with_features else policy
         own, critic_own = jax.tree.map(lambda x: x[0], carries), jax.tree.map(lambda x: x[1], carries)
-        return (policy, output[1][..., 0]), own + critic_own
+        return (policy, self._value(value)), own + critic_own
+
+    def _value(self, output):
+        return output[..., 0] if self.num_atoms is None else output
 
     def _policy(self, features):
         output = self.actor_head(features)

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.networks import flat
 from jaxrl_fast.types import PyTree
 
 STATS = "batch_stats"  # the collection
@@ -65,4 +66,4 @@ class BatchRenorm(nn.Module):
 
 def with_stats(params: PyTree, batch_stats: PyTree) -> PyTree:
     """Return the variables of `apply`: parameters, and running statistics if there are any."""
-    return {**params, STATS: batch_stats} if batch_stats else params
+    return {**flat.unpack(params), STATS: flat.unpack(batch_stats)} if batch_stats else params

@@ -22,10 +22,16 @@ def ensemble(network: Network, num: int) -> Network:
     Parameters and outputs get a leading axis [num]; all copies have the same input, and each has separate noise. They
     have no memory.
     """
+
+    def train(params, batch_stats, inputs):
+        each = jax.vmap(network.train, (0, 0, None))
+        output, after = each(flat.unpack(params), flat.unpack(batch_stats), inputs)
+        return output, flat.like(after, batch_stats)
+
     return network._replace(
         init=lambda key: jax.lax.map(network.init, jax.random.split(key, num)),
         apply=lambda params, obs, noise=(): jax.vmap(network.apply, (0, None, 0))(flat.unpack(params), obs, noise),
         noise=lambda key, shape: jax.vmap(lambda key: network.noise(key, shape))(jax.random.split(key, num)),
         init_stats=lambda: jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), network.init_stats()),
-        train=lambda params, *rest: jax.vmap(network.train, (0, 0, None))(flat.unpack(params), *rest),
+        train=train,
     )

@@ -43,6 +43,11 @@ def unpack(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: _unpack(x) if isinstance(x, Flat) else x, tree, is_leaf=lambda x: isinstance(x, Flat))
 
 
+def like(tree: PyTree, other: PyTree) -> PyTree:
+    """Return a dictionary of parameters in the form of another: packed if that is a `Flat`."""
+    return _pack(tree) if isinstance(other, Flat) else tree
+
+
 def is_packed(tree: PyTree) -> bool:
     """Return whether a part of the tree is a `Flat`."""
     return any(isinstance(x, Flat) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Flat)))

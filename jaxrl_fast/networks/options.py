@@ -71,6 +71,7 @@ class Kind(NamedTuple):
     layers: Callable[..., nn.Module]  # dense layers, from (obs, options, part: slice, after_memory: bool)
     stem: Callable[..., nn.Module] | None = None  # from activation, layer_norm and dtype; None: observations are flat
     min_side: int = 1  # of an image or a board
+    constrain: Callable[[PyTree], PyTree] = lambda params: params  # after each optimizer step, of all parameters
 
 
 def options_of(config: Algorithm, **outputs: Any) -> Options:

@@ -12,7 +12,8 @@ An algorithm whose module has "shards" in SUPPORTS must define `gradient_rows`, 
 from jaxrl_fast.options.dqn import DQN
 from jaxrl_fast.options.ppo import PPO
 from jaxrl_fast.options.pqn import PQN
+from jaxrl_fast.options.reppo import REPPO
 from jaxrl_fast.options.sac import SAC
 from jaxrl_fast.options.td3 import DDPG, TD3
 
-ALGORITHMS = {"ppo": PPO, "dqn": DQN, "pqn": PQN, "sac": SAC, "td3": TD3, "ddpg": DDPG}
+ALGORITHMS = {"ppo": PPO, "dqn": DQN, "pqn": PQN, "sac": SAC, "td3": TD3, "ddpg": DDPG, "reppo": REPPO}

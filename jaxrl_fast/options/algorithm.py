@@ -181,14 +181,21 @@ class OffPolicy(Algorithm):
 class ActorCritic(OffPolicy):
     """The options of SAC, TD3 and DDPG."""
 
+    noise: Any
+
     @property
     def crossq(self) -> bool:
         """Return whether batch renormalization replaces the target critics."""
         return isinstance(self.target, NoTarget)
 
+    @property
+    def normalizes_batches(self) -> bool:
+        """Return whether layers use the statistics of a batch."""
+        return self.crossq or self.network.kind == "flash"
+
     def sequence(self) -> int | None:
-        """Return the rows that one device must process together: the whole batch with `crossq`, else None."""
-        return self.batch_size if self.crossq else None
+        """Return the rows that one device must process together: the whole batch if it is normalized, else None."""
+        return self.batch_size if self.normalizes_batches else None
 
 
 def as_fraction(number: float) -> Fraction:

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_fast.options.declare import COUNT, FRACTION, MAX_SCHEDULE, NON_NEGATIVE, Bounds, Part, choice, option
+from jaxrl_fast.options.declare import (
+    COUNT,
+    FRACTION,
+    MAX_SCHEDULE,
+    NON_NEGATIVE,
+    POSITIVE,
+    Bounds,
+    Part,
+    choice,
+    option,
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,19 @@ class OrnsteinUhlenbeck(White):
 
 
 @dataclass(frozen=True)
+class Held(White):
+    """Noise that is held for a random number of steps (FlashSAC, Kim et al. 2026)."""
+
+    exponent: float = option(
+        2.0,
+        "Noise is held for n steps with a probability proportional to n to the power of minus this (a zeta law).",
+        bounds=POSITIVE,
+        traced=True,
+    )
+    longest: int = option(16, "Most steps for which noise is held.", bounds=Bounds(1, 2**16))
+
+
+@dataclass(frozen=True)
 class Normal(White):
     """Independent normal noise on actions."""
 
@@ -109,10 +132,11 @@ def noise_of_policy() -> Any:
     """Return a field for the noise by which a stochastic policy draws its samples."""
     return choice(
         "white",
-        "Noise of the policy's samples over the steps of an episode: independent (white), or correlated "
-        "(Ornstein-Uhlenbeck, Lillicrap et al. 2016).",
+        "Noise of the policy's samples over the steps of an episode: independent (white), correlated "
+        "(Ornstein-Uhlenbeck, Lillicrap et al. 2016), or held for random numbers of steps (FlashSAC, Kim et al. 2026).",
         white=White(),
         ou=OrnsteinUhlenbeck(),
+        held=Held(),
     )
 
 

@@ -63,10 +63,15 @@ def network(
     activation: Activation = "auto",
     kernel_init: KernelInit = "orthogonal",
     layer_norm: bool = False,
+    batch_norm: bool = False,
 ) -> Any:
-    """Return a field for a network with these defaults."""
+    """Return a field for a network with these defaults.
+
+    With `batch_norm`, the algorithm can train networks with statistics of a batch.
+    """
     shared: dict[str, Any] = {"hidden_sizes": hidden_sizes, "activation": activation, "kernel_init": kernel_init}
     plain, custom = Plain(**shared, layer_norm=layer_norm), Custom(**shared, layer_norm=layer_norm)
+    others = {"flash": Network(hidden_sizes=(128, 128), activation="relu")} if batch_norm else {}
     return choice(
         "auto",
         "Architecture; auto chooses by the shape of the observation. package.module:Class is a custom flax module from "
@@ -79,4 +84,5 @@ def network(
         nature=plain,
         dqn2013=plain,
         impala=plain,
+        **others,
     )

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_fast.options.declare import NON_NEGATIVE, POSITIVE, Bounds, Part, choice, option
+from jaxrl_fast.options.declare import FRACTION, NON_NEGATIVE, POSITIVE, Bounds, Part, choice, option
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ class Linear(Part):
 
 
 @dataclass(frozen=True)
+class Cosine(Part):
+    """A learning rate that decays along half a period of a cosine over all gradient steps."""
+
+    final: float = option(0.0, "Final learning rate, as a share of the initial one.", bounds=FRACTION, traced=True)
+
+
+@dataclass(frozen=True)
 class AdaptiveKL(Part):
     """A learning rate that keeps the KL divergence of an update near a target (code of Rudin et al. 2022)."""
 
@@ -54,7 +61,7 @@ class AdaptiveKL(Part):
     )
 
 
-SCHEDULES: dict[str, Part] = {"constant": Constant(), "linear": Linear()}
+SCHEDULES: dict[str, Part] = {"constant": Constant(), "linear": Linear(), "cosine": Cosine()}
 
 
 def optimizer(default: str = "adam", *, epsilon: float, max_grad_norm: float) -> Any:
@@ -64,7 +71,7 @@ def optimizer(default: str = "adam", *, epsilon: float, max_grad_norm: float) ->
 
 
 def schedule(default: str, **others: Part) -> Any:
-    """Return a field for the schedule of the learning rate: constant, linear, or one of the others."""
-    meaning = "Schedule of the learning rate: constant, or linear decay to 0 over all gradient steps"
+    """Return a field for the schedule of the learning rate: constant, linear, cosine, or one of the others."""
+    meaning = "Schedule of the learning rate: constant, linear decay to 0 over all gradient steps, or a cosine"
     meaning += "; kl: adapted to the KL divergence of updates." if "kl" in others else "."
     return choice(default, meaning, **SCHEDULES, **others)

@@ -10,6 +10,7 @@ from jaxrl_fast.options.memory import NoMemory, Recurrent, memory
 from jaxrl_fast.options.network import Network, network
 from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, optimizer, schedule
 from jaxrl_fast.options.sees import Actor, Critic, actor, critic
+from jaxrl_fast.options.value import value_of_states
 
 Rewards = Literal["auto", "raw", "sign", "normalized"]
 
@@ -26,7 +27,6 @@ class PPO(algorithm.OnPolicy):
     gamma: float = algorithm.gamma(0.99)
     gae_lambda: float = option(0.95, "Lambda of the advantage estimate (GAE).", bounds=FRACTION, traced=True)
     clip_coef: float = option(0.2, "Clip range of the policy ratio (equation 7).", bounds=POSITIVE, traced=True)
-    clip_vloss: bool = option(True, "Clip new values to within clip_coef of the old ones in the value loss.")
     value_coef: float = option(0.5, "Weight of the value loss (c1 in equation 9).", bounds=NON_NEGATIVE, traced=True)
     entropy_coef: float = option(0.01, "Weight of the entropy (c2 in equation 9).", bounds=NON_NEGATIVE, traced=True)
     normalize_advantage: bool = option(True, "Standardize advantages in each minibatch.")
@@ -43,6 +43,7 @@ class PPO(algorithm.OnPolicy):
         "sum (normalized); reported returns are always of raw rewards. auto: sign for Atari with protocol dqn2015, "
         "else raw."
     )
+    value: Part = value_of_states()
     policy: Gaussian = policy()
     network: Network = network()
     memory: NoMemory | Recurrent = memory(Recurrent())

@@ -13,6 +13,8 @@ from jaxrl_fast.options.sees import Actor, Critic, actor, critic
 from jaxrl_fast.options.target import PeriodicAverage, target_of_critics
 from jaxrl_fast.options.value import value_of_critics
 
+Rewards = Literal["auto", "raw", "sign", "scaled"]
+
 
 @dataclass(frozen=True)
 class SAC(algorithm.ActorCritic):
@@ -54,13 +56,28 @@ class SAC(algorithm.ActorCritic):
         bounds=FRACTION,
         traced=True,
     )
+    target_sigma: float | None = option(
+        None,
+        "Standard deviation of the Gaussian whose entropy is the target, 0.5 ln(2 pi e sigma^2) for each action "
+        "dimension, in place of target_entropy. none: not used.",
+        bounds=POSITIVE,
+        traced=True,
+    )
+    std_bounds: Literal["clip", "tanh"] = option(
+        "clip",
+        "Bounds of the policy's log standard deviation: clipped to [-20, 2], or a tanh from -10 to 2 (FlashSAC).",
+    )
     normalize_observations: bool = algorithm.normalize_observations(False)
-    rewards: algorithm.Rewards = algorithm.rewards()
+    rewards: Rewards = algorithm.rewards(
+        help="Rewards to train on: raw, their sign, or divided by the larger of two numbers (scaled): the running "
+        "standard deviation of their discounted sum, and the largest sum divided by value.v_max (5 without c51). "
+        "Reported returns are always of raw rewards. auto: sign for Atari with protocol dqn2015, else raw."
+    )
     replay: Uniform = replay(1_000_000)
     target: Part = target_of_critics(PeriodicAverage())
     value: Part = value_of_critics()
     noise: White = noise_of_policy()
-    network: Network = network(hidden_sizes=(256, 256), activation="relu", kernel_init="lecun_normal")
+    network: Network = network(hidden_sizes=(256, 256), activation="relu", kernel_init="lecun_normal", batch_norm=True)
     critic_hidden_sizes: tuple[int, ...] = algorithm.critic_hidden_sizes()
     critic_layer_norm: bool = algorithm.critic_layer_norm()
     optimizer: Adam = optimizer(epsilon=1e-8, max_grad_norm=0.0)

@@ -29,12 +29,31 @@ class RescaledMean(Mean):
 
 
 @dataclass(frozen=True)
+class ClippedMean(Mean):
+    """The mean return, whose changes in an update may be clipped."""
+
+    clip_vloss: bool = option(True, "Clip new values to within clip_coef of the old ones in the value loss.")
+
+
+@dataclass(frozen=True)
 class C51(Part):
     """A distribution of returns on fixed atoms (Bellemare et al. 2017)."""
 
     atoms: int = option(51, "Number of atoms.", bounds=ATOMS)
     v_min: float = option(-10.0, "Lowest return that the atoms represent.")  # not traced: compared with each other
     v_max: float = option(10.0, "Highest return that the atoms represent.")
+
+
+@dataclass(frozen=True)
+class HLGauss(C51):
+    """The mean return, learned as a classification over atoms (Imani & White 2018, Farebrother et al. 2024)."""
+
+    smoothing: float = option(
+        0.75,
+        "Standard deviation of the target's distribution, in distances between atoms.",
+        bounds=POSITIVE,
+        traced=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -99,11 +118,34 @@ def value_of_critics() -> Any:
     return choice(
         "mean",
         "What critics learn of the return: its mean, a distribution on fixed atoms (c51; the target uses the critic "
-        "with the lowest mean: FastTD3, Seo et al. 2025) or quantiles (the target pools those of all critics: TQC, "
-        "Kuznetsov et al. 2020).",
+        "with the lowest mean: FastTD3, Seo et al. 2025), quantiles (the target pools those of all critics: TQC, "
+        "Kuznetsov et al. 2020), or the mean by a classification over atoms (hl_gauss, Farebrother et al. 2024).",
         mean=Mean(),
         c51=C51(atoms=25),
+        hl_gauss=HLGauss(atoms=101),
         quantile=TruncatedQuantile(atoms=25),
+    )
+
+
+def value_of_states() -> Any:
+    """Return a field for the values of states that a policy gradient needs."""
+    return choice(
+        "mean",
+        "How the value of a state is learned: as a number (mean), or by a classification over atoms (hl_gauss, Imani & "
+        "White 2018, Farebrother et al. 2024).",
+        mean=ClippedMean(),
+        hl_gauss=HLGauss(atoms=101),
+    )
+
+
+def value_of_pairs() -> Any:
+    """Return a field for the values of pairs of a state and an action, on which a policy gradient depends."""
+    return choice(
+        "hl_gauss",
+        "How values are learned: by a classification over atoms (hl_gauss, Imani & White 2018, Farebrother et al. "
+        "2024), or as a number (mean).",
+        mean=Mean(),
+        hl_gauss=HLGauss(atoms=151, v_min=-100.0, v_max=100.0),
     )
 
 

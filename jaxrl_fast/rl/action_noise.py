@@ -7,15 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxrl_fast.options.explore import Held
 from jaxrl_fast.types import Box, EnvSpec, Key, PyTree
 from jaxrl_fast.types.spaces import Hybrid
+
+
+class HeldNoise(NamedTuple):
+    """Noise that is held for some steps: the carry of one environment."""
+
+    noise: Array  # f32 [D]
+    num_left: Array  # int32 []: the steps for which it is still held
 
 
 class Noise(NamedTuple):
     """Random numbers for T decisions, [T, ...]."""
 
     step: Array  # [T] int32: 0, 1, 2 ...
-    normal: Array  # [T, N, D] f32: independent standard normal numbers
+    normal: Array  # [T, N, D] f32: independent standard normal numbers; for held noise, [T, N, D + 1]
 
 
 def action_size(spec: EnvSpec, algorithm: str) -> int:
@@ -50,6 +58,26 @@ def correlated(theta: float, carry: PyTree, normal: Array) -> tuple[Array, PyTre
         return normal, ()
     x = (1 - theta) * carry + np.sqrt(1 - (1 - theta) ** 2) * normal
     return x, x
+
+
+def held_carry(size: int) -> HeldNoise:
+    """Return held noise at the start of an episode, where it is drawn again."""
+    return HeldNoise(jnp.zeros(size), jnp.int32(0))
+
+
+def hold(options: Held, carry: HeldNoise, normal: Array) -> tuple[Array, HeldNoise]:
+    """Return the next noise [N, D] from normal numbers [N, D + 1], and the carry for the step after.
+
+    Where it ends, new noise is held for n steps with a probability proportional to n^-exponent, up to the longest
+    (Dabney et al. 2021, "Temporally-extended epsilon-greedy exploration", section 3). The last number decides n.
+    """
+    chance = jnp.arange(1, options.longest + 1, dtype=jnp.float32) ** -options.exponent
+    bounds = jnp.cumsum(chance / chance.sum())[:-1]
+    level = (1 + uniform(normal[..., -1:])) / 2  # uniform on [0, 1]
+    num_steps = 1 + (level > bounds[None]).sum(-1, dtype=jnp.int32)
+    begins = carry.num_left == 0
+    noise = jnp.where(begins[..., None], normal[..., :-1], carry.noise)
+    return noise, HeldNoise(noise, jnp.where(begins, num_steps, carry.num_left) - 1)
 
 
 def uniform(x: Array) -> Array:

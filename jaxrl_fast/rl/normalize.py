@@ -190,20 +190,28 @@ def init_reward(num_envs: int) -> RewardScale:
 def update_reward(
     scale: RewardScale, reward: Array, last: Array, valid: Array, gamma: float | Array, axis_name: str | None = None
 ) -> RewardScale:
-    """Add the rewards of a rollout, all [T, N]: total[t] = gamma * total[t - 1] + reward[t], reset to 0 after last."""
+    """Add the rewards of a rollout, all [T, N]."""
+    total, totals = discounted_sums(scale.total, reward, last, gamma)
+    return RewardScale(total, update(scale.stats, totals, valid, axis_name))
+
+
+def discounted_sums(before: Array, reward: Array, last: Array, gamma: float | Array) -> tuple[Array, Array]:
+    """Return total[t] = gamma * total[t - 1] + reward[t], reset to 0 after last: after the rollout [N], and [T, N].
+
+    `before` [N] are the sums before the rollout; rewards [T, N] beyond LARGEST count as LARGEST.
+    """
     if target.platform() != "cpu":
         goes_on = jnp.concatenate([jnp.ones_like(last[:1]), ~last[:-1]])
-        totals = returns.running_sums(gamma * goes_on, _bounded(reward), scale.total)
-        total = jnp.where(last[-1], 0.0, totals[-1])
-        return RewardScale(total, update(scale.stats, totals, valid, axis_name))
+        totals = returns.running_sums(gamma * goes_on, _bounded(reward), before)
+        return jnp.where(last[-1], 0.0, totals[-1]), totals
 
     def step(total: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, last = row
         total = gamma * total + _bounded(reward)
         return jnp.where(last, 0.0, total), total
 
-    total, totals = jax.lax.scan(step, scale.total, (reward, last))
-    return RewardScale(total, update(scale.stats, totals, valid, axis_name))
+    sums: tuple[Array, Array] = jax.lax.scan(step, before, (reward, last))
+    return sums
 
 
 def scale_rewards(

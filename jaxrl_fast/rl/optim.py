@@ -7,7 +7,7 @@ from jax import Array
 
 from jaxrl_fast.networks import flat, pieces
 from jaxrl_fast.options.declare import Part
-from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, Linear
+from jaxrl_fast.options.optimizer import Adam, AdaptiveKL, Cosine, Linear
 from jaxrl_fast.types import MAX_FLAT, PyTree
 
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of `adapt_lr`: the factor of a change, and the bounds of the rate
@@ -50,12 +50,15 @@ def make_optimizer(
 
 
 def schedule_of(learning_rate: float | Array, options: Part, num_steps: int) -> optax.Schedule:
-    """Return the schedule of the learning rate over `num_steps` gradient steps: linear to 0, or constant.
+    """Return the schedule of the learning rate over `num_steps` gradient steps: linear to 0, cosine, or constant.
 
+    The cosine is rate (final + (1 - final) (1 + cos(pi step / num_steps)) / 2) (Loshchilov & Hutter 2017, eq. 5).
     Raises ValueError if int32 cannot count the steps.
     """
     if num_steps >= 2**31:
         raise ValueError(f"total_steps: must give at most {2**31 - 1} gradient steps, got {num_steps}; use fewer steps")
+    if isinstance(options, Cosine):
+        return optax.cosine_decay_schedule(learning_rate, num_steps, alpha=options.final)
     schedule = optax.linear_schedule(learning_rate, 0.0 if isinstance(options, Linear) else learning_rate, num_steps)
     return lambda count: jnp.maximum(schedule(count), 0)  # rounding may make the last value negative
 

@@ -12,7 +12,7 @@ from jaxrl_fast import networks
 from jaxrl_fast.networks import views
 from jaxrl_fast.options.explore import GSDE, StateDependent, squashes
 from jaxrl_fast.options.ppo import PPO
-from jaxrl_fast.rl import distributions, heads, product, state_noise
+from jaxrl_fast.rl import distributions, heads, product, state_noise, value_distributions
 from jaxrl_fast.types import Box, Decision, EnvSpec, Key, PolicyInput, PyTree, Transition
 from jaxrl_fast.types.spaces import Hybrid
 
@@ -43,7 +43,7 @@ class Sampled(NamedTuple):
 
 def make(config: PPO, spec: EnvSpec) -> Policy:
     """Return the policy that the options choose. Raise ValueError if it does not fit the actions."""
-    options = networks.options_of(config)
+    options = networks.options_of(config, num_atoms=value_distributions.num_atoms(config.value))
     chosen, sees = config.policy, views.views(config, spec.obs)
     squash = squashes(chosen)
     if chosen.kind != "gaussian" and not isinstance(spec.action, Box | Hybrid):
@@ -87,7 +87,10 @@ def mode(policy: Policy, params: PyTree, inputs: PolicyInput, carry: PyTree) -> 
 
 
 def outputs(policy: Policy, params: PyTree, batch: Any) -> tuple[Any, Array]:
-    """Return the distributions over actions and the values for rows with `obs`, `action_mask`, `carry` and `reset`."""
+    """Return the distributions over actions, and the outputs for values.
+
+    Rows have `obs`, `action_mask`, `carry` and `reset`.
+    """
     (output, value), _ = policy.network.unroll(params["network"], batch.obs, batch.carry, batch.reset)
     return policy.head.make(output, params.get("log_std"), batch.action_mask), value
 

@@ -1,6 +1,6 @@
 """Represent values as weighted atoms: interpret a network's outputs, and compute their distance to a target.
 
-A mean is one atom; c51 learns the weights of fixed atoms, and quantile learns the positions of equally likely atoms.
+A mean is one atom; c51 and hl_gauss learn the weights of fixed atoms, quantile the positions of equally likely atoms.
 A target is a set of weighted atoms for all three, so that code that computes targets needs no case distinction.
 """
 
@@ -8,21 +8,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
 from jaxrl_fast.options.declare import Part
-from jaxrl_fast.options.value import C51, CustomValue, Quantile
+from jaxrl_fast.options.value import C51, CustomValue, HLGauss, Quantile
 from jaxrl_fast.utils import importing
 
 
 class ValueHead(NamedTuple):
     """The kind of value that a network's outputs represent, and its atoms."""
 
-    kind: str  # mean, c51 or quantile
+    kind: str  # mean, c51, hl_gauss or quantile
     num: int  # of atoms, M; a mean has one
     v_min: float | Array  # the lowest of c51's evenly spaced atoms
     v_max: float | Array  # the highest
+    sigma: float | Array = 0.0  # of hl_gauss: the deviation of a target, in distances between atoms
 
 
 class CustomHead:
@@ -59,7 +61,8 @@ def head_of(options: Part) -> ValueHead | CustomHead:
         raise ValueError(
             f"value.v_min: must be less than v_max ({options.v_max}), got {options.v_min}; use a lower value"
         )
-    return ValueHead(options.kind, options.atoms, options.v_min, options.v_max)
+    sigma = options.smoothing if isinstance(options, HLGauss) else 0.0
+    return ValueHead(options.kind, options.atoms, options.v_min, options.v_max, sigma)
 
 
 def num_atoms(options: Part) -> int | None:
@@ -130,6 +133,7 @@ def losses(
     kind       loss                                                                             error
     mean       Huber or squared loss of the TD error, which is of means                         |TD error|
     c51        cross entropy with the projected goal (Bellemare et al. 2017, algorithm 1)       divergence
+    hl_gauss   cross entropy with `gaussian` of the goal's mean                                 |TD error|
     quantile   `quantile_loss`                                                                  |TD error|
     """
     if isinstance(form, CustomHead):
@@ -138,6 +142,8 @@ def losses(
         wanted = project(goal, support(form))
         entropy = optax.softmax_cross_entropy(output, wanted)
         return entropy, jnp.maximum(entropy + jax.scipy.special.xlogy(wanted, wanted).sum(-1), 0)
+    if form.kind == "hl_gauss":
+        return optax.softmax_cross_entropy(output, gaussian(form, goal.mean)), jnp.abs(td_error)
     if form.kind == "quantile":
         return quantile_loss(output, goal, huber), jnp.abs(td_error)
     return optax.huber_loss(td_error) if huber else 0.5 * td_error**2, jnp.abs(td_error)
@@ -152,6 +158,21 @@ def project(goal: Atoms, support: Array) -> Array:
     atom = jnp.clip(goal.atom, support[0], support[-1])
     share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[None, :, None]) / step, 0, 1)  # [B, M, K]
     return (share * goal.weight[:, None, :]).sum(-1)
+
+
+def gaussian(form: ValueHead, value: Array) -> Array:
+    """Return probabilities [..., M] of hl_gauss's atoms: of a normal distribution around a value [...] within the bins.
+
+    Bins of one width w have the atoms in their middle. With z = Phi((end - value) / (sigma w)) of each end of a bin,
+    the probability is the difference of z, divided by that of the first and the last end (Imani & White 2018, section
+    3; Farebrother et al. 2024, section 3.1). Values are clipped to the atoms.
+    """
+    width = (form.v_max - form.v_min) / (form.num - 1)
+    ends = form.v_min + width * (jnp.arange(form.num + 1) - 0.5)
+    value = jnp.clip(value, form.v_min, form.v_max)[..., None]
+    distance = (ends.reshape(*(1,) * (value.ndim - 1), -1) - value) / (form.sigma * width)
+    below = jax.lax.erf(distance * np.float32(np.sqrt(0.5)))
+    return jnp.diff(below) / (below[..., -1:] - below[..., :1])
 
 
 def quantile_loss(quantile: Array, goal: Atoms, huber: bool) -> Array:

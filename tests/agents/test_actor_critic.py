@@ -506,6 +506,7 @@ WORKERS = {
     "sac": ("sac", {}),
     "td3": ("td3", {}),
     "redq": ("sac", dict(replay="prioritized", num_critics=3, num_target_critics=2, n_step=3)),
+    "sac of scaled rewards": ("sac", dict(rewards="scaled", noise="held", policy_delay=2)),
     "td3 by priority": ("td3", dict(replay="prioritized")),
 }
 

@@ -14,12 +14,13 @@ from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.types import Parallelism
 from tests.helpers import probes, slow
-from tests.helpers.agents import CONTINUOUS, LITTLE, SHORT
+from tests.helpers.agents import BOXES, CONTINUOUS, LITTLE, SHORT
 from tests.helpers.trees import equations, same_bits
 
 NUM_ENVS, NUM_UPDATES = 4, 6
 EPSILON = dict(explore=dict(start=1.0, end=0.1, steps=100, apex_alpha=3.0))
 SMALL = {"ppo": SHORT, "pqn": SHORT | EPSILON, "dqn": LITTLE | EPSILON} | dict.fromkeys(CONTINUOUS, LITTLE)
+SMALL |= {"reppo": SHORT | {"critic_width": 4}}
 each_algorithm = pytest.mark.parametrize("algo", SMALL)
 
 
@@ -29,7 +30,7 @@ def agent_of(algo, env, **options):
 
 
 def env_of(algo):
-    return probes.continuous_action(NUM_ENVS) if algo in CONTINUOUS else probes.best_action(NUM_ENVS)
+    return probes.continuous_action(NUM_ENVS) if algo in BOXES else probes.best_action(NUM_ENVS)
 
 
 def context_of(algo, **options):
@@ -126,6 +127,7 @@ NETWORKS = [  # each option differs between the two, and from the default in one
 ]
 LEARNED = {"ppo": lambda s: s.params["network"], "pqn": lambda s: s.params, "dqn": lambda s: s.learner.params}
 LEARNED |= dict.fromkeys(CONTINUOUS, lambda s: s.learner.params.actor)
+LEARNED |= {"reppo": lambda s: s.params.actor["network"]}
 NOT_OF = {algo: set() if algo == "dqn" else {"dueling", "noisy"} for algo in SMALL}
 SAID = {"kind": "network", "hidden": "hidden_sizes", "dtype": "compute_dtype"}  # named differently in a Config
 
@@ -139,7 +141,7 @@ def test_network_config_options_reach_network(algo, options):
     board = env._replace(spec=env.spec._replace(obs=jax.ShapeDtypeStruct((5, 5, 2), jnp.bool_)))
     agent = agent_of(algo, board, **{SAID.get(name, name): x for name, x in options.items()})
     make = networks.actor_critic if algo == "ppo" else networks.network
-    num_outputs = board.spec.action.num_outputs * (2 if algo == "sac" else 1)
+    num_outputs = board.spec.action.num_outputs * (2 if algo in ("sac", "reppo") else 1)
     wanted = make(board.spec.obs, num_outputs, networks.Options(**options | dict(dtype=jnp.dtype(options["dtype"]))))
     params = jax.eval_shape(wanted.init, jax.random.key(0))
     assert LEARNED[algo](jax.eval_shape(agent.init, jax.random.key(0))) == params
@@ -150,7 +152,7 @@ def test_network_config_options_reach_network(algo, options):
         return [(e.primitive.name, *(x.aval for x in e.outvars)) for e in found]
 
     context = agent.explore.args[0]
-    network = context.policy.network if algo == "ppo" else context.actor if algo in CONTINUOUS else context.network
+    network = context.policy.network if algo == "ppo" else context.actor if algo in BOXES else context.network
     assert computed(network) == computed(wanted)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,9 @@ from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.options.optimizer import AdaptiveKL, Linear
-from jaxrl_fast.rl import distributions, normalize, optim, sgd
+from jaxrl_fast.rl import distributions, normalize, optim, sgd, value_distributions
 from jaxrl_fast.types import Parallelism, PolicyInput, Rollout, Transition
+from jaxrl_fast.utils import target
 from tests.helpers import probes
 
 
@@ -22,7 +24,7 @@ def learn(env, num_updates, seed=0, **config):
     """The agent and its state after training."""
     defaults = dict(
         rollout_length=32, num_minibatches=4, num_epochs=4, learning_rate=3e-3, gamma=probes.GAMMA, hidden_sizes=(32,),
-        entropy_coef=0.0, clip_vloss=False,
+        entropy_coef=0.0, value=dict(clip_vloss=False),
     )  # fmt: skip
     agent = ppo.make(configure(ppo.Config, **defaults | config), env.spec, num_updates)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
@@ -33,7 +35,8 @@ def learn(env, num_updates, seed=0, **config):
 def value(agent, state, obs):
     context = agent.explore.args[0]
     obs = normalize.apply(state.observations, jnp.asarray(obs, jnp.float32))
-    return np.asarray(context.policy.network.critic(state.params["network"], obs))
+    output = context.policy.network.critic(state.params["network"], obs)
+    return np.asarray(value_distributions.mean(context.value_head, output))
 
 
 def greedy_action(agent, state, obs):
@@ -143,6 +146,44 @@ def test_loss_matches_equation_9(clip_vloss):
         np.testing.assert_allclose(metrics[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
     whole = expected["policy_loss"] + 0.5 * expected["value_loss"] - 0.01 * expected["entropy"]
     np.testing.assert_allclose(total, whole, rtol=1e-4)
+
+
+HL_GAUSS = dict(value=dict(kind="hl_gauss", atoms=21, v_min=-2.0, v_max=12.0))
+
+
+def test_value_loss_of_hl_gauss_is_cross_entropy():
+    """The oracle is a plain loop over rows. The policy's part of the loss does not change."""
+    agent, context = built(**HL_GAUSS)
+    state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
+    _, metrics = jax.jit(partial(ppo.loss, context))(state.params, batch)
+    _, outputs = context.policy.network.both(state.params["network"], batch.obs)
+    expected, ends = 0.0, np.linspace(-2.35, 12.35, 22)
+    for b, weight in enumerate(np.asarray(batch.weight)):
+        below = scipy.stats.norm.cdf(ends, np.clip(batch.target[b], -2, 12), 0.75 * 0.7)
+        wanted = np.diff(below) / (below[-1] - below[0])
+        logits = np.asarray(outputs[b], float)
+        expected -= weight * (wanted * (logits - np.log(np.exp(logits).sum()))).sum()
+    np.testing.assert_allclose(metrics["value_loss"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_outputs", [3, 30])
+def test_accelerator_computes_same_values_of_hl_gauss(num_outputs):
+    """There, actor and critic are a batch of two networks, whose heads get the width of the wider one."""
+    _, context = built(types.Discrete(num_outputs), **HL_GAUSS)
+    network, obs = context.policy.network, jax.random.normal(jax.random.key(1), (5, 4))
+    params = jax.jit(network.init)(jax.random.key(0))
+    expected = network.both(params, obs)
+    with target.tracing_for("gpu"):
+        found = network.both(params, obs)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
+    assert found[0].shape == (5, num_outputs) and found[1].shape == (5, 21)
+
+
+@pytest.mark.slow
+def test_hl_gauss_learns_known_values():
+    agent, state, _ = learn(probes.constant_reward_terminal(16), 300, **HL_GAUSS)
+    expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
+    np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.2)
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_policy_loss_equals_hand_calculation():
     context = tables_of("sac", target_entropy=-2.0)
     learner = learner_with(context, [[1.0], [2.0]], log_temperature=jnp.log(jnp.float32(0.5)))
     arguments = jnp.zeros((2, 1)), jnp.float32([[0], [1]]), jnp.float32([1, 0])
-    loss, (excess, metrics) = jax.jit(partial(sac.policy_loss, context))(learner, *arguments, learner.params.actor)
+    loss, (excess, metrics, _) = jax.jit(partial(sac.policy_loss, context))(learner, *arguments, learner.params.actor)
     np.testing.assert_allclose(loss, -1.459469, rtol=1e-5)
     np.testing.assert_allclose(excess, 0.918939 + 2, rtol=1e-5)
     np.testing.assert_allclose(metrics["policy_loss"], [-1.459469, -1.275688], rtol=1e-5)
@@ -201,7 +201,7 @@ def test_default_target_entropy_is_minus_number_of_action_dimensions():
         critic = critic_tables([[0.0], [0.0]], num_actions=num_actions)
         learner = learner_of(context, np.zeros((1, 2 * num_actions)), critic, log_temperature=jnp.float32(0))
         noise = jnp.zeros((1, num_actions))
-        _, (excess, _) = sac.policy_loss(context, learner, jnp.zeros((1, 1)), noise, jnp.ones(1), learner.params.actor)
+        _, (excess, *_) = sac.policy_loss(context, learner, jnp.zeros((1, 1)), noise, jnp.ones(1), learner.params.actor)
         np.testing.assert_allclose(excess, num_actions * (1 - LOG_PI_0), rtol=1e-5)
 
 

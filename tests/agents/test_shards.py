@@ -18,6 +18,7 @@ from tests.helpers.actor_critics import rollout_of
 NUM_SHARDS, NUM_STEPS, NUM_ENVS = 2, 4, 3
 OPTIONS = {
     "ppo": dict(num_minibatches=1, num_epochs=1, rewards="normalized", gamma=0.5),
+    "reppo": dict(num_minibatches=2, num_epochs=1, critic_width=4, gamma=0.5),
     "td3": dict(size=96, batch_size=8, learning_starts=8, replay_ratio=0.1),
 }
 
@@ -49,11 +50,11 @@ def move(rollout, distance):
     return rollout._replace(steps=steps._replace(obs=steps.obs + distance, reward=reward, extras=pi))
 
 
-@pytest.mark.parametrize("algo", [slow("ppo"), "td3"])
+@pytest.mark.parametrize("algo", [slow("ppo"), slow("reppo"), "td3"])
 def test_observation_statistics_are_of_valid_rows_of_all_shards(algo):
     """After two rollouts on two shards; observations of the second shard lie 3 higher."""
     state, steps = after_two_rollouts(algo)
-    stats = state.observations if algo == "ppo" else state.learner.observations
+    stats = state.learner.observations if algo == "td3" else state.observations
     rows = np.asarray(steps.obs, np.float64)[steps.valid]
     assert not steps.valid.all() and (stats.num_rows == len(rows)).all()
     np.testing.assert_allclose(stats.mean, [rows.mean(0)] * NUM_SHARDS, rtol=1e-5)
@@ -76,8 +77,8 @@ def test_reward_scale_is_of_valid_rows_of_all_shards():
     np.testing.assert_allclose(state.rewards.stats.var, [totals.var()] * NUM_SHARDS, rtol=1e-4)
 
 
-@pytest.mark.parametrize("algo", [slow("ppo"), "td3"])
+@pytest.mark.parametrize("algo", [slow("ppo"), slow("reppo"), "td3"])
 def test_shards_keep_equal_learners(algo):
     state, _ = after_two_rollouts(algo)
-    learner = (state.params, state.optimizer) if algo == "ppo" else state.learner
+    learner = state.learner if algo == "td3" else (state.params, state.optimizer)
     jax.tree.map(lambda x: np.testing.assert_array_equal(x[0], x[1]), learner)

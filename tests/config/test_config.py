@@ -412,7 +412,7 @@ MISTAKES = [
     ("ppo --replay-ratio 1", ["replay_ratio: ppo has no such option; dqn, sac, td3, ddpg have it\n"]),
     ("--config clip.yaml", ["clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
     ("--no-num-envs", ["no_num_envs: num_envs requires a value, got none; give it one\n"]),
-    ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
+    ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo or reppo?"]),
     ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
     ("sarsa", ["unknown algorithm 'sarsa'; there are ppo, dqn, pqn"]),
     ("ppo extra", ["'extra'"]),

@@ -18,11 +18,13 @@ from jaxrl_fast.training import divergence, plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
 from tests.helpers import probes, slow
-from tests.helpers.agents import CONTINUOUS
+from tests.helpers.agents import BOXES, CONTINUOUS
 
 NUM_UPDATES, NUM_ENVS = 3, 4
 UNTRACED = {  # converted to a fraction (replay_ratio), compared (v_min, v_max), or 1 removes code (noise.theta)
     "dqn": {"replay_ratio", "value.v_min", "value.v_max"},
+    "ppo": {"value.v_min", "value.v_max"},
+    "reppo": {"value.v_min", "value.v_max"},
 } | {algo: {"replay_ratio", "noise.theta", "value.v_min", "value.v_max", "target.momentum"} for algo in CONTINUOUS}
 OFF_POLICY = dict(
     rollout_length=8, hidden_sizes=(4,), batch_size=8, learning_starts=8, replay_ratio=0.25,
@@ -37,11 +39,15 @@ SMALL = {
     "sac": OFF_POLICY | dict(max_grad_norm=1.0, target_entropy=-2.0, noise={"kind": "ou", "theta": 0.5}),
     "td3": OFF_POLICY | dict(max_grad_norm=1.0, normalize_observations=True),
     "ddpg": OFF_POLICY | dict(max_grad_norm=1.0, noise={"kind": "ou", "theta": 0.5}, target_noise=0.1),
+    "reppo": dict(
+        rollout_length=8, hidden_sizes=(4,), critic_width=4, num_epochs=2, num_minibatches=2, target_entropy=-1.0,
+        schedule="cosine", value={"kind": "hl_gauss", "atoms": 11, "v_min": -2.0, "v_max": 2.0},
+    ),
 }  # fmt: skip
 
 
 def env_of(algo):
-    if algo in CONTINUOUS:
+    if algo in BOXES:
         return probes.continuous_action_of_observation(NUM_ENVS)
     return probes.best_action_of_observation(NUM_ENVS)
 
@@ -99,6 +105,12 @@ def test_evaluation_uses_hyperparameters_of_each_member():
 def test_every_real_hyperparameter_can_be_traced(algo):
     """Trace them one by one, so that a failure names one; enable every switch that reads one."""
     switches = {"dqn": [{}, {"value": "c51"}, {"value": "quantile", "noisy": True, "schedule": "linear"}]}
+    switches["ppo"] = [{}, {"value": "hl_gauss"}]
+    switches["sac"] = [
+        {},
+        {"network": "flash", "value": "hl_gauss", "rewards": "scaled", "target_entropy": None, "target_sigma": 0.15}
+        | {"noise": "held", "schedule": "cosine", "std_bounds": "tanh"},
+    ]
     env = env_of(algo)
     for more in switches.get(algo, [{}]):
         one = configure(ALGORITHMS[algo], **SMALL[algo] | more)

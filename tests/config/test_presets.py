@@ -21,7 +21,7 @@ LARGE = dict(kind="auto", hidden_sizes=(256, 256))
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", rewards="sign", gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
     num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, schedule="linear",
-    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5,
+    clip_coef=0.1, value=dict(kind="mean", clip_vloss=False), entropy_coef=0.01, value_coef=0.5,
     optimizer=ADAM | dict(epsilon=1e-5, max_grad_norm=0.5), gae_lambda=0.95, normalize_advantage=True, target_kl=None,
 )  # fmt: skip
 DQN_ATARI = ATARI | dict(
@@ -67,6 +67,20 @@ FAST = dict(  # FastTD3's hyperparams.py for CheetahRun: 1024 environments, 2 gr
     critic_learning_rate=3e-4, policy_delay=2, network=dict(kind="auto", hidden_sizes=(512, 256, 128)),
     critic_hidden_sizes=(1024, 512, 256), normalize_observations=True,
 )  # fmt: skip
+FLASH = dict(  # FlashSAC's configs/agent/flashSAC.yaml, and scripts/run_mujoco.sh for one environment
+    num_envs=1, total_steps=1_000_000, gamma=0.99, batch_size=512, replay_ratio=1.0, learning_starts=10_000,
+    replay=dict(kind="uniform", size=1_000_000, n_step=1), policy_delay=2, learning_rate=3e-4,
+    critic_learning_rate=3e-4, schedule=dict(kind="cosine", final=0.5), temperature=0.01, target_sigma=0.15,
+    std_bounds="tanh", rewards="scaled", noise=dict(kind="held", exponent=2.0, longest=16), num_critics=2,
+    target=dict(kind="average", tau=0.01, interval=1), value=dict(kind="c51", atoms=101, v_min=-5, v_max=5),
+    network=dict(kind="flash", hidden_sizes=(128, 128)), critic_hidden_sizes=(256, 256), optimizer=ADAM,
+    normalize_observations=False,
+)  # fmt: skip
+FLASH_ON_GPU = FLASH | dict(  # scripts/run_mujoco_playground.sh
+    num_envs=1024, total_steps=50_000_000, batch_size=2048, replay_ratio=2 / 1024, learning_starts=100_000, gamma=0.97,
+    replay=dict(kind="uniform", size=10_000_000, n_step=1),
+)  # fmt: skip
+ROBOTS = ("half_cheetah", "hopper", "walker2d", "ant")
 GAMES = ("pong", "breakout")
 BOARDS = ("asterix", "breakout", "freeway", "space_invaders")
 SOURCES = {
@@ -75,7 +89,9 @@ SOURCES = {
     **{f"pqn_{game}": PQN_ATARI for game in GAMES},
     **{f"ppo_minatar_{board}": PPO_MINATAR for board in BOARDS},
     **{f"pqn_minatar_{board}": PQN_MINATAR for board in BOARDS},
-    **{f"{algo}_{robot}": CONTROL[algo] for algo in CONTROL for robot in ("half_cheetah", "hopper", "walker2d", "ant")},
+    **{f"{algo}_{robot}": CONTROL[algo] for algo in CONTROL for robot in ROBOTS},
+    **{f"sac_flash_{robot}": FLASH for robot in (*ROBOTS, "humanoid")},
+    "sac_flash_cheetah_run_fast": FLASH_ON_GPU,
     "sac_cheetah_run_fast": FAST,
     "td3_cheetah_run_fast": FAST | dict(value=dict(kind="c51", atoms=101, v_min=-500, v_max=500), target_noise=0.1),
 }

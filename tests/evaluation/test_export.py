@@ -230,7 +230,7 @@ def test_exports_of_all_preset_networks_act_like_run(tmp_path):
             mlps.append(name)
         except ValueError as error:
             assert "mlp" in str(error) and settings.algo in ALGORITHMS
-    assert {name.partition("_")[0] for name in mlps} == {"ppo", "dqn", "rainbow", "pqn", "sac", "td3", "ddpg"}
+    assert {name.partition("_")[0] for name in mlps} == {"ppo", "dqn", "rainbow", "pqn", "sac", "td3", "ddpg", "reppo"}
     found = without_jaxrl_fast(sorted(tmp_path.glob("*-stablehlo")))
     found |= without_jaxrl_fast(sorted(tmp_path.glob("*-onnx")), "jax")
     found |= without_jaxrl_fast(sorted(tmp_path.glob("*-npz")), "jax", "onnx")
@@ -251,6 +251,7 @@ NETWORKS = {
     "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
     "sac": ("sac", "Pendulum-v1", dict(hidden_sizes=[8, 8])),
     "sac, discrete": ("sac", "CartPole-v1", dict(hidden_sizes=[8], normalize_observations=True)),
+    "reppo": ("reppo", "Pendulum-v1", dict(hidden_sizes=[8, 8], critic_width=4)),
     "td3, critics with c51": ("td3", "Pendulum-v1", dict(hidden_sizes=[8], value={"kind": "c51", "atoms": 5})),
     "ddpg, correlated noise": (
         "ddpg", "MountainCarContinuous-v0",

@@ -140,7 +140,11 @@ def test_images_are_scaled_alike_as_uint8_and_as_float(kind):
         (TREE, "minatar", "one .* observation"),
         (BOARD, "nature", "36x36 pixels or more"),
         (spec(2, 2, 1), "minatar", "3x3 pixels or more"),
-        (VECTOR, "transformer", "^network: must be one of auto, mlp, simba, minatar, nature, dqn2013, impala, got "),
+        (
+            VECTOR,
+            "transformer",
+            "^network: must be one of auto, mlp, simba, flash, minatar, nature, dqn2013, impala, got ",
+        ),
     ],
 )
 def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):

@@ -33,6 +33,8 @@ LINES = [
     slow(f"dqn {CARTPOLE} {OFF_POLICY} --replay-ratio 1 {RAINBOW}"),
     slow(f"sac {PENDULUM} {OFF_POLICY} --replay-ratio 1"),
     slow(f"sac {PENDULUM} {OFF_POLICY} --replay-ratio 0.5 --policy-delay 2 --target none"),
+    slow(f"sac {PENDULUM} {OFF_POLICY} --replay-ratio 1 --policy-delay 2 --network flash --value c51 --noise held"),
+    slow(f"reppo {PENDULUM} {ON_POLICY} --critic-width 8"),
     slow(f"td3 {PENDULUM} {OFF_POLICY} --replay-ratio 1"),
 ]
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import ShapeDtypeStruct
 
+from jaxrl_fast.options.explore import Held
 from jaxrl_fast.rl import action_noise
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete
 
@@ -112,3 +113,47 @@ def test_action_size_is_length_of_action_vector():
 def test_action_size_rejects_other_action_spaces(action, words):
     with pytest.raises(ValueError, match=words):
         action_noise.action_size(spec(action), "sac")
+
+
+# Held noise
+
+
+def held(options, num_steps, num_envs, seed=0, size=2):
+    """The noise [T, N, D], and the numbers [T, N, D + 1] from which it is made."""
+    normal = action_noise.sample_noise(size + 1, jax.random.key(seed), num_steps, num_envs).normal
+    start = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), action_noise.held_carry(size))
+
+    def once(carry, normal):
+        x, carry = action_noise.hold(options, carry, normal)
+        return carry, x
+
+    return np.asarray(jax.lax.scan(once, start, normal)[1]), np.asarray(normal)
+
+
+def test_held_noise_matches_plain_loop():
+    """Each environment draws separately (the authors' environments share one length), and keeps the drawn numbers."""
+    options = Held(exponent=2.0, longest=4)
+    chance = np.arange(1, 5) ** -2.0
+    chance /= chance.sum()
+    found, normal = held(options, 30, 5)
+    for n in range(5):
+        left = 0
+        for t in range(30):
+            if left == 0:
+                x, level, left = normal[t, n, :2], scipy.stats.norm.cdf(normal[t, n, 2]), 0
+                while level > chance[: left + 1].sum() and left < 3:
+                    left += 1
+                left += 1
+            np.testing.assert_array_equal(found[t, n], x)
+            left -= 1
+
+
+def test_lengths_of_held_noise_follow_zeta_law():
+    """Of runs that end within 20,000 steps, the frequencies of 1 to 16 steps are n^-2 / sum."""
+    found, _ = held(Held(), 20_000, 1)
+    begins = np.flatnonzero(np.concatenate([[True], (found[1:] != found[:-1]).any(axis=(1, 2))]))
+    lengths = np.diff(begins)
+    chance = np.arange(1, 17) ** -2.0
+    expected = len(lengths) * chance / chance.sum()
+    assert lengths.max() <= 16 and (lengths == 16).any()
+    assert scipy.stats.chisquare(np.bincount(lengths, minlength=17)[1:], expected).pvalue > 1e-3

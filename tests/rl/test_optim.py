@@ -5,12 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.options.optimizer import SCHEDULES, Adam
+from jaxrl_fast.options.optimizer import SCHEDULES, Adam, Cosine
 from jaxrl_fast.rl.optim import make_optimizer, schedule_of
 from jaxrl_fast.types import MAX_FLAT
 
 pytestmark = pytest.mark.unit
 LINEAR = SCHEDULES["linear"]
+
+
+@pytest.mark.parametrize("final", [0.0, 0.5])
+def test_cosine_schedule_ends_at_share_of_rate(final):
+    schedule = schedule_of(0.2, Cosine(final), 8)
+    share = final + (1 - final) * (1 + np.cos(np.pi * np.minimum(np.arange(10), 8) / 8)) / 2
+    np.testing.assert_allclose([schedule(step) for step in range(10)], 0.2 * share, rtol=1e-5, atol=1e-7)
 
 
 def steps_of(optimizer, gradients, params):

@@ -114,7 +114,7 @@ def test_sweep_defaults_are_overridden_by_user():
 
 
 def test_grid_last_occurrence_of_option_wins():
-    clip_vloss = lambda line: [g.settings.agent.clip_vloss for g in ask(f"ppo {line}").groups]
+    clip_vloss = lambda line: [g.settings.agent.value.clip_vloss for g in ask(f"ppo {line}").groups]
     assert clip_vloss("--clip-vloss true,false --no-clip-vloss") == [False]
     assert clip_vloss("--no-clip-vloss --clip-vloss true,false") == [True, False]
     schedule = lambda line: [g.settings.agent.schedule.kind for g in ask(f"ppo {line}").groups]

@@ -25,7 +25,7 @@ from jaxrl_fast.types.spaces import Hybrid
 
 ACTOR = "learner/params/actor/params/"
 NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "pqn": "params/params/"}
-NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR}
+NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR, "reppo": "params/actor/network/params/"}
 LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
 PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
 IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # parameters that greedy actions do not depend on
@@ -59,12 +59,12 @@ def _write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
         parts = len(jax.tree.leaves(function.given.obs))
         raise Unsupported(f"needs observations of one array, got {parts if parts > 1 else 'a part of several'}")
     if function.memory and not config.has_memory:
-        of_noise = "noise ou" if isinstance(config, ActorCritic) else "policy gsde"
+        of_noise = f"noise {config.noise.kind}" if isinstance(config, ActorCritic) else "policy gsde"
         raise Unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
     if function.memory:
         raise Unsupported("needs a policy without memory, got one with a memory")
-    if config.network.kind == "simba":
-        raise Unsupported("needs network mlp, got simba")
+    if (kind := config.network.kind) in ("simba", "flash"):
+        raise Unsupported(f"needs network mlp, got {kind}")
     if (dtype := config.network.compute_dtype) != "float32":
         raise Unsupported(f"needs compute_dtype float32, got {dtype}")
     if function.noise and getattr(config, "noisy", False):
@@ -257,10 +257,12 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
         return
     if sampled:
         _check_learned(saved)
-    if algo == "sac":
-        from jaxrl_fast.agents.sac import LOG_STD
+    if algo in ("sac", "reppo"):
+        from jaxrl_fast.agents.sac import LOG_STD  # REPPO's are the same
 
         yield "x, log_std = np.split(x, 2, axis=-1)"
+        if sampled and getattr(config, "std_bounds", "clip") == "tanh":
+            raise Unsupported("cannot sample with std_bounds tanh")
         if sampled:
             yield "x = x + np.exp(np.clip(log_std, {}, {})) * normal".format(*LOG_STD)
         yield "x = np.tanh(x)"

@@ -2,6 +2,7 @@
 
     mlp      any shape, flattened: dense layers of widths `hidden`
     simba    any shape, flattened: a residual block for each of `hidden`, with layer normalization (Lee et al. 2025)
+    flash    any shape, flattened: residual blocks with batch statistics and unit weights (Kim et al. 2026, FlashSAC)
     minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
     nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
     dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
@@ -17,12 +18,13 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks import reading
 from jaxrl_fast.networks.options import Kind, Options
-from jaxrl_fast.networks.torsos import custom, impala, minatar, mlp, nature, simba
+from jaxrl_fast.networks.torsos import custom, flash, impala, minatar, mlp, nature, simba
 from jaxrl_fast.types import PyTree
 
 KINDS = {
     "mlp": mlp.KIND,
     "simba": simba.KIND,
+    "flash": flash.KIND,
     "minatar": minatar.KIND,
     "nature": nature.KIND,
     "dqn2013": nature.DQN2013,
