@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
-from jax.sharding import Sharding
 
 from jaxrl_fast.types import PyTree
 

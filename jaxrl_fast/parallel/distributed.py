@@ -60,7 +60,9 @@ def start(options: Mapping[str, Any], num_devices: int | str = "auto") -> None:
     hosts = [each["host"] for each in everyone]
     check_same(team.current().gather(dict(options)), hosts)
     if num_devices == "auto":
-        each = min(max(int(told["cores"]) // hosts.count(told["host"]), 1) for told in everyone)
+        least = min(max(int(told["cores"]) // hosts.count(told["host"]), 1) for told in everyone)
+        each = int(os.environ.get("JAX_NUM_CPU_DEVICES") or least)
+        check_same(team.current().gather({"JAX_NUM_CPU_DEVICES": each}), hosts)
     else:
         each, rest = divmod(int(num_devices), own.count)
         if rest or not each:
