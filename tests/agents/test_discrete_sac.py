@@ -130,7 +130,7 @@ def test_policy_loss_and_gradient_match_numpy(mask):
     loss = jax.value_and_grad(
         partial(discrete_sac.policy_loss, context, learner, batch, jnp.float32([2.0])), has_aux=True
     )
-    (total, (excess, metrics)), gradient = loss(learner.params.actor)
+    (total, (excess, metrics, _)), gradient = loss(learner.params.actor)
     allowed = np.array(mask or [True] * 3)
     p = softmax(logits[0, allowed])
     f = 0.3 * np.log(p) - q.min(0)[0, allowed]
@@ -147,7 +147,7 @@ def test_target_entropy_is_share_of_largest(share, expected):
     context = tables_of(num_actions=6, target_entropy_share=share)
     learner = learner_with(context, np.zeros((1, 6)), np.zeros((2, 1, 6)), log_temperature=jnp.float32(0))
     batch = batch_of([0], [0], [0], [0], [0])
-    _, (excess, _) = discrete_sac.policy_loss(context, learner, batch, jnp.ones(1), learner.params.actor)
+    _, (excess, *_) = discrete_sac.policy_loss(context, learner, batch, jnp.ones(1), learner.params.actor)
     np.testing.assert_allclose(excess, (1 - expected) * np.log(6), rtol=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_single_allowed_action_asks_for_no_entropy():
     context = tables_of(has_mask=True)
     learner = learner_with(context, [[1, 2, 3]], np.zeros((2, 1, 3)), log_temperature=jnp.float32(0))
     batch = batch_of([0], [0], [0], [0], [0], jnp.array([[False, True, False]]))
-    _, (excess, _) = discrete_sac.policy_loss(context, learner, batch, jnp.ones(1), learner.params.actor)
+    _, (excess, *_) = discrete_sac.policy_loss(context, learner, batch, jnp.ones(1), learner.params.actor)
     np.testing.assert_allclose(excess, 0, atol=1e-6)
 
 

@@ -448,7 +448,6 @@ REFUSED = [
     ("Pong-v5", dict(stack_nun=3), ["no option 'stack_nun'", "stack_num"]),
     ("CartPole-v1", dict(stack_num=3), ["no option 'stack_num'"]),
     ("Go9x9-v1", {}, ["2 players"]),
-    ("BinPack-v2", {}, ["unsupported action space"]),
     ("D1Basic-v1", {}, ["bounds must be finite"]),
     ("Pongg-v5", {}, ["Pong-v5"]),
 ]

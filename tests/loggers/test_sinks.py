@@ -112,6 +112,7 @@ def test_tracker_resumes_same_run(service, monkeypatch, tmp_path):
         (tmp_path / name).mkdir(exist_ok=True)
         spec = space(id="gymnax/CartPole-v1")
         place = {"folder": tmp_path / name, "placement": SINGLE_DEVICE, "saved": None, "members": (), "decided": ()}
+        place["start"] = None
         plan = space(settings=settings, env=space(spec=spec), **place)
         summary.write_config(plan)
         written = run_logger.RunLogger(plan, 0)

@@ -194,7 +194,7 @@ def test_run_of_unknown_algorithm_is_left_out_with_warning(tmp_path, capsys):
     assert evaluate.main([str(gone)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'a_module.that_is_gone' in " in said
-    assert "; there are ppo, dqn, pqn, sac, td3, ddpg, and modules by name" in said
+    assert "; there are ppo, dqn, pqn, sac, td3, ddpg, reppo, and modules by name" in said
 
 
 def test_legend_shows_name_with_leading_underscore():

@@ -22,7 +22,7 @@ def summary(folder, returns, solved=(), threshold=None, evaluations=()):
         if score is not None:
             window.add(2, 2 * score, 10, 5)
     tracker.solved, tracker.evaluations = [*solved] or [None] * len(returns), [*evaluations]
-    options = SimpleNamespace(num_envs=4, seed=0, num_seeds=len(returns), solved_threshold=threshold)
+    options = SimpleNamespace(num_envs=4, seed=0, num_seeds=len(returns), solved_threshold=threshold, init_from="")
     plan = SimpleNamespace(
         settings=SimpleNamespace(options=options, algo="ppo"),
         env=SimpleNamespace(spec=SimpleNamespace(id="test"), protocol=""),
