@@ -6,7 +6,8 @@
 
 A program follows from versions, options and the GPU, so the numbers are exact, but they are no times. Each entry has
 the memory of the program in bytes and, of an environment step, a gradient step and an update, the kernels, the copies
-among them, how often the host decides something, and the collectives. `--compare` fails if a number of kernels or host
+among them, how often the host decides something, and the collectives. `--cluster` compiles `CLUSTER`, with
+`--gpus 2x8xh200` for two hosts with eight GPUs each (`results/gpu_counts_2x8_h200.json`). `--compare` fails if a number of kernels or host
 waits is larger than in the file, or a number of collectives differs. `--few` compiles the programs of `TABLE` only.
 """
 
@@ -33,6 +34,13 @@ TABLE = (  # the programs that CI compares, with the sizes that a GPU is used fo
     "--config td3_pendulum --num-envs 64",
     "--config rainbow_cartpole --num-envs 64",
     "--config ppo_cartpole --num-envs 16384 --devices 8",
+)
+CLUSTER = (  # programs of several hosts
+    "--config ppo_cartpole --num-envs 32768",
+    "--config ppo_minatar_breakout --num-envs 16384",
+    "--config pqn_minatar_breakout --num-envs 16384",
+    "--config dqn_minatar_breakout --num-envs 64",
+    "--config sac_pendulum --num-envs 64",
 )
 
 
@@ -76,6 +84,7 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--compare")
     parser.add_argument("--few", action="store_true")
+    parser.add_argument("--cluster", action="store_true")
     parser.add_argument("--gpus", default="h200,t4")
     args = parser.parse_args()
     gpus = args.gpus.split(",")
@@ -84,7 +93,13 @@ def main():
     targets.start()
     import jax
 
-    lines = [*TABLE] if args.few else [*TABLE, *(f"--config {name}" for name in presets.shipped())]
+    lines = (
+        [*CLUSTER]
+        if args.cluster
+        else [*TABLE]
+        if args.few
+        else [*TABLE, *(f"--config {name}" for name in presets.shipped())]
+    )
     results = {}
     for line in lines:
         start = time.perf_counter()

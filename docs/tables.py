@@ -519,6 +519,17 @@ def ray_actors() -> str:
     return grid([f"{found['num_envs']} environments in", "ms per step", "seconds to start"], map(row, names))
 
 
+def gpu_cluster() -> str:
+    """Return the collectives of programs for two hosts with eight GPUs each."""
+    steps = ("environment_step", "gradient_step", "update")
+    rows = []
+    for line, of_gpus in read("gpu_counts_2x8_h200")["programs"].items():
+        (entry,) = of_gpus.values()
+        numbers = [str(entry[step]["collectives"]) if step in entry else "" for step in steps]
+        rows.append([f"`{line.removeprefix('--config ')}`", *numbers, f"{entry['memory'] / 1e6:,.1f} MB"])
+    return grid(["preset", *(step.replace("_", " ") for step in steps), "memory of each GPU"], rows)
+
+
 def gpu_programs(gpu: str) -> str:
     """Return the kernels of each compiled program: with the waits for the host, of each step."""
     steps = ("environment_step", "gradient_step", "update")
@@ -650,6 +661,7 @@ KINDS = {
     "several_machines": several_machines,
     "shared": shared,
     "gpu_programs": gpu_programs,
+    "gpu_cluster": gpu_cluster,
     "ray_actors": ray_actors,
     "throughput": throughput,
     "seeds": seeds,
