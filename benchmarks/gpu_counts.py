@@ -6,9 +6,9 @@
 
 A program follows from versions, options and the GPU, so the numbers are exact, but they are no times. Each entry has
 the memory of the program in bytes and, of an environment step, a gradient step and an update, the kernels, the copies
-among them, how often the host decides something, and the collectives. `--cluster` compiles `CLUSTER`, with
-`--gpus 2x8xh200` for two hosts with eight GPUs each (`results/gpu_counts_2x8_h200.json`). `--compare` fails if a number of kernels or host
-waits is larger than in the file, or a number of collectives differs. `--few` compiles the programs of `TABLE` only.
+among them, how often the host decides something, and the collectives. `--compare` fails if a number of kernels or host
+waits is larger than in the file, or a number of collectives differs. `--few` compiles the programs of `TABLE` only,
+and `--cluster` those of `CLUSTER`: with `--gpus 2x8xh200`, for two hosts with eight GPUs each.
 """
 
 import argparse
