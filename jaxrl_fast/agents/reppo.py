@@ -39,7 +39,6 @@ from jaxrl_fast.types import (
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
 LOG_STD = -20.0, 2.0  # bounds of the policy's log standard deviations
-SHARPNESS = 40.0  # initial logits of hl_gauss are this times the probabilities of a value of 0
 
 
 class Params(NamedTuple):
@@ -109,7 +108,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     options, head = networks.options_of(config), value_distributions.head_of(config.value)
     of_critic = options._replace(num_atoms=value_distributions.num_atoms(config.value))
     assert isinstance(head, value_distributions.ValueHead), "there is no custom one"
-    offset = partial(initial_logits, head) if head.kind == "hl_gauss" else None
+    offset = partial(zero_value, head) if head.kind == "hl_gauss" else None
     context = Context(
         config=config,
         spec=spec,
@@ -133,9 +132,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     )
 
 
-def initial_logits(head: value_distributions.ValueHead) -> Array:
-    """Return initial biases [M] of hl_gauss's logits, with which all values begin near 0."""
-    return SHARPNESS * value_distributions.gaussian(head, jnp.zeros(()))
+def zero_value(head: value_distributions.ValueHead) -> Array:
+    """Return the probabilities [M] of a value of 0. Logits that are a multiple of them let values begin near 0."""
+    return value_distributions.gaussian(head, jnp.zeros(()))
 
 
 def init(context: Context, key: Key) -> State:

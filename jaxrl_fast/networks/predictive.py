@@ -14,6 +14,8 @@ from jaxrl_fast.networks.init import init_params
 from jaxrl_fast.networks.options import Options
 from jaxrl_fast.types import Key, PyTree
 
+SHARPNESS = 40.0  # the value head's offset is this times its parameters: one step of Adam moves it 40 times as far
+
 
 class Output(NamedTuple):
     """The outputs of the critic for pairs of an observation and an action."""
@@ -34,8 +36,9 @@ class PredictiveCritic(NamedTuple):
 def make(obs: PyTree, action_size: int, width: int, options: Options, offset: Any = None) -> PredictiveCritic:
     """Return a critic for observations like `obs` (ShapeDtypeStruct), whose layers have this width W.
 
-    Two layers embed the pair, and two layers each give the value and the predictions. `offset` is None or a function of
-    nothing to initial biases [M] of the value head. With `num_atoms`, values are distributions of M numbers.
+    Two layers embed the pair, and two layers each give the value and the predictions. With `num_atoms`, values are
+    distributions of M numbers. `offset` is None or a function of nothing to initial parameters [M]. The value head adds
+    SHARPNESS times these to its outputs.
     """
     of_pair = options._replace(action_size=action_size, hidden=(width,))
     module: Any = _Critic(torsos.make(obs, of_pair), width, options.activation, options.num_atoms, offset)
@@ -63,7 +66,7 @@ class _Critic(nn.Module):
         value = Dense(self.num_atoms or 1, 1.0, name="value")(self._hidden(active, "value_hidden"))
         predicted = Dense(self.width + 1, 1.0, name="prediction")(self._hidden(active, "prediction_hidden"))
         if self.offset is not None:
-            offset = self.param("offset", lambda _: self.offset())
+            offset = SHARPNESS * self.param("offset", lambda _: self.offset())
             value = value + offset.reshape(*(1,) * (value.ndim - 1), -1)
         value = value[..., 0] if self.num_atoms is None else value
         return Output(value, embedding, predicted[..., 1:], predicted[..., 0])

@@ -224,8 +224,9 @@ class CheckpointManager:
             for name, x in arrays.items():
                 if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":
                     continue
-                rows = x[i - first :][:1] if i >= first else x[:0]
-                one = rows if len(diverged) > 1 else x
+                one = x
+                if len(diverged) > 1:
+                    one = x[i - first :][:1] if i >= first else x[:0]
                 wrong = ~np.isfinite(one) if name in learned else np.isnan(one)
                 if wrong.any():
                     return i, name

@@ -67,7 +67,7 @@ def critic(params, obs, action):
     heads = [
         layer_norm(own[f"{name}_hidden_norm"], dense(own[f"{name}_hidden"], x)) for name in ("value", "prediction")
     ]
-    return dense(own["value"], heads[0]) + own["offset"][None], embedding, dense(own["prediction"], heads[1])
+    return dense(own["value"], heads[0]) + 40 * own["offset"][None], embedding, dense(own["prediction"], heads[1])
 
 
 def log_density(mean, log_std, x):
@@ -214,6 +214,24 @@ def test_values_begin_near_zero():
     context, state = context_of(agent), jax.jit(agent.init)(jax.random.key(0))
     output = context.critic.apply(state.params.critic, (jnp.ones((5, 3)), jnp.zeros((5, 2)))).value
     assert np.abs(value_distributions.mean(context.value_head, output)).max() < 2
+
+
+def test_initial_bias_moves_40_times_as_far_as_other_parameters():
+    """Adam's first step moves each number by the learning rate, so the biases of logits by 40 times as much."""
+    agent = make(learning_rate=0.001, num_minibatches=1, num_epochs=1, normalize_observations=False)
+    context, state = context_of(agent), jax.jit(agent.init)(jax.random.key(0))
+    after, _ = jax.jit(agent.update)(state, rollout_of(4, 3, 3, 2), jax.random.key(1))
+
+    def bias(params):
+        """Logits of a critic whose last layer is 0."""
+        own = params.critic["params"]
+        plain = {**own, "value": jax.tree.map(jnp.zeros_like, own["value"])}
+        return context.critic.apply({"params": plain}, (jnp.ones((1, 3)), jnp.zeros((1, 2)))).value[0]
+
+    before, moved = bias(state.params), bias(after.params) - bias(state.params)
+    below = scipy.stats.norm.cdf((np.linspace(-3.5, 3.5, 8)) / 0.75)
+    np.testing.assert_allclose(before, 40 * np.diff(below) / (below[-1] - below[0]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.abs(moved), 0.04, rtol=0.01)
 
 
 # The policy's loss

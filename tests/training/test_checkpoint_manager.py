@@ -70,3 +70,15 @@ def test_diverged_member_stays_unsolved(restore):
     before.diverged = [None, 800]
     assert restore(before, 3.0).solved == [(1000, 0.0), None]
     np.testing.assert_array_equal(restore(before, 3.0).diverged, [None, 800])
+
+
+@pytest.mark.parametrize(("num_seeds", "first", "found"), [(1, 0, 0), (2, 0, 1), (2, 1, 1), (2, 2, None)])
+def test_parameter_that_is_a_number_is_checked(num_seeds, first, found):
+    """A multiplier is an array without axes if there is one seed; else it has the seeds of this process as rows."""
+    tracker = SimpleNamespace(diverged=[None] * num_seeds)
+    rows = np.float32([0.5, np.inf])[first:]
+    x = rows if num_seeds > 1 else np.array(np.inf, np.float32)
+    name = "agent/params/actor/log_temperature"
+    check = lambda x: CheckpointManager._not_finite(SimpleNamespace(tracker=tracker), {name: x}, {name}, first)
+    assert check(x) == (None if found is None else (found, name))
+    assert check(np.zeros_like(x)) is None
