@@ -11,7 +11,7 @@ from jaxrl_fast.parallel.address import Address
 
 MEET_S = 300.0  # seconds in which all processes must have come
 RETRY_S = 0.1
-REFUSE_S = 10.0  # seconds in which the others must have come after a mistake: later ones find nobody
+REFUSE_S = 10.0  # seconds in which the others must have come after a mistake, to be refused
 FIRST_S = 10.0  # seconds in which a process must say who it is
 
 
