@@ -24,9 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> plan.Plan:
     """Return the plan of the run that a command line asks for."""
     processes, argv = load.processes_of(argv)
-    if processes is not None:
-        distributed.join(*processes, fingerprint.versions())
     gpu, argv = load.gpu_of(argv)
+    if processes is not None and not load.asks_for_help(argv):
+        distributed.join(*processes, fingerprint.versions())
+        if gpu is not None:
+            raise ValueError(f"for: compiles in one process, got {gpu}; leave out --distributed")
     settings = load.from_command_line(argv)
     distributed.start(to_mapping(settings), settings.options.devices)
     if gpu is None:
@@ -61,7 +63,7 @@ def execute(ready: plan.Plan) -> int:
         return 2 if isinstance(error, gpu_report.DoesNotFit) else 1
     if outcome.failure and leads:
         warnings.print_stderr(f"error: {outcome.failure}")
-    if outcome.failed_outputs:
+    if outcome.failed_outputs and leads:
         warnings.print_stderr(f"error: {ready.shown(outcome.folder)}: {outcome.failed_outputs} could not be written")
     if outcome.failure or outcome.failed_outputs:
         return 1

@@ -58,6 +58,8 @@ def processes_of(argv: Sequence[str]) -> tuple[tuple[str, float] | None, list[st
         name, equals, value = words.pop(0).partition("=")
         if name not in (f"--{DISTRIBUTED}", f"--{DISTRIBUTED}.timeout"):
             rest.append(name + equals + value)
+        elif name in found:
+            raise ValueError(f"{name.removeprefix('--')}: given twice; keep one")
         else:
             follows = not equals and words and not words[0].startswith("-")
             found[name] = words.pop(0) if follows else value
@@ -92,6 +94,11 @@ def help_of(written: Sequence[Setting]) -> tuple[str | None, list[Setting]]:
     asked = [s for s in written if s.name == "help"]
     topic = " ".join(map(str, asked[-1].values)) if asked else None
     return topic, [s for s in written if s.name != "help"]
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Return whether a command line has --help."""
+    return help_of(tokenize(argv)[1])[0] is not None
 
 
 def _load(algo: str, written: list[Setting]) -> Settings:

@@ -87,6 +87,10 @@ def start(options: Mapping[str, Any], num_devices: int | str = "auto") -> None:
         reason = str(error).splitlines()[0]
         remedy = "use a port whose successor is free too"
         raise ValueError(f"distributed: JAX cannot start ({reason}), got {coordinator}; {remedy}") from error
+    from jaxrl_fast.kernels import build
+
+    compilers = {"C compiler": build.compiler(), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    check_same(team.current().gather(compilers), hosts)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from jaxrl_fast.parallel.address import Address
 
 MEET_S = 300.0  # seconds in which all processes must have come
 RETRY_S = 0.1
+REFUSE_S = 10.0  # seconds in which the others must have come after a mistake, to be refused
 FIRST_S = 10.0  # seconds in which a process must say who it is
 
 
@@ -59,11 +60,18 @@ def meet(address: Address, told: Mapping[str, Any], seconds: float = MEET_S) -> 
     if address.index == 0:
         return _accept_all(address, own, end)
     line = Line(_connect(address, end))
-    line.send(own)
+    line.connection.settimeout(seconds + FIRST_S)  # process 0 waits for the others
     try:
+        line.send(own)
         answer = line.receive()
+        if not {"refused", "all"} & answer.keys():
+            raise ValueError
     except (EOFError, OSError) as error:
         raise ValueError(f"distributed: process 0 at {_at(address)} has ended; start all processes again") from error
+    except (ValueError, AttributeError) as error:
+        problem = f"something else than process 0 answers, got {_at(address)}"
+        raise ValueError(f"distributed: {problem}; use an address of its host and a free port") from error
+    line.connection.settimeout(None)
     if "refused" in answer:
         line.close()
         raise Refused(answer["refused"])
@@ -76,26 +84,29 @@ def _accept_all(address: Address, own: dict[str, Any], end: float) -> tuple[dict
     try:
         server = socket.create_server((address.host, address.port), family=family, backlog=address.count)
     except (OSError, OverflowError) as error:
-        problem = f"process 0 cannot listen ({getattr(error, 'strerror', None) or error}), got {_at(address)}"
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        problem = f"process 0 cannot listen ({reason}), got {_at(address)}"
         raise ValueError(f"distributed: {problem}; use an address of its host and a free port") from error
     lines: dict[int, Line] = {}
     others: list[tuple[Line, dict[str, Any]]] = []
     wrong = ""
     with server:
-        while len(lines) < address.count - 1 and not wrong:
+        while len(others) < max(address.count, *(message["count"] for _, message in others), 1) - 1:
             server.settimeout(max(end - time.monotonic(), 0.001))
             try:
                 line = Line(server.accept()[0])
             except TimeoutError:
                 missing = ", ".join(str(i) for i in range(1, address.count) if i not in lines)
-                wrong = f"{address.count} processes must be started, got none with index {missing}; start all of them"
+                missed = f"{address.count} processes must be started, got none with index {missing}; start all of them"
+                wrong = wrong or missed
                 break
             message = _first_message(line)
             if message is None:
                 line.close()
                 continue
             others.append((line, message))
-            wrong = _wrong(message, address, lines)
+            if not wrong and (wrong := _wrong(message, address, lines)):
+                end = min(end, time.monotonic() + REFUSE_S)
             lines[message["index"]] = line
         everyone = [own, *(message for _, message in sorted(others, key=lambda other: other[1]["index"]))]
         for line, _ in others:

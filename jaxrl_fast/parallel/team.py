@@ -30,7 +30,7 @@ LATE_S = 8.0  # seconds without one after which a process is named as the cause 
 LOST_S = 45.0  # seconds without one after which it counts as lost
 SETTLE_S = 2.0  # seconds in which the cause of an error arrives from another process
 FAILED = 1  # exit status
-MAIN = "main"  # topic
+MAIN, END = "main", "end"  # topics
 
 
 class Team:
@@ -95,7 +95,9 @@ class Connected(Team):
         self.ending = threading.Lock()  # held by the thread that ends the process
         self.closing = False
         self.stop: Callable[[int], None] | None = None
-        self.early: list[int] = []  # signals before there was anything to stop
+        self.early: list[int] = []  # signals of other processes
+        self.own_signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # for process 0
+        self.at_end: set[int] = set()  # processes that wait in `leave`, or let this one leave
         self.hint: Callable[[], str] = lambda: ""
         self.heard = dict.fromkeys(peers, time.monotonic())
         self.stuck: dict[int, str] = {}  # where processes are that have waited too long
@@ -128,9 +130,9 @@ class Connected(Team):
             stop(number)
 
     def pass_signal(self, number: int) -> None:
-        """Tell process 0 about a signal."""
+        """Tell process 0 about a signal. A handler may call this while the thread that it interrupts sends."""
         if not self.leads:
-            self._tell(0, {"signal": number})
+            self.own_signals.put(number)
 
     def watch(self, waits: bool) -> None:
         """End the run if this process waits and this is not called again in time."""
@@ -150,7 +152,7 @@ class Connected(Team):
         """Return once all processes are here, and in process 0 once the others have ended."""
         if self.closing:  # it has failed, and the others know
             return
-        self.gather(None, "end")
+        self.gather(None, END)
         self.closing = True
         for thread in self.listeners if self.leads else ():
             thread.join(SETTLE_S)
@@ -172,19 +174,25 @@ class Connected(Team):
                 if "failed" in message:
                     return self._follow(i, message["failed"], message["status"])
                 if "signal" in message:
-                    (self.stop or self.early.append)(message["signal"])
+                    self.early.append(message["signal"])
+                    if self.stop:
+                        self.stop(message["signal"])
                 elif "stuck" in message:
                     self.stuck[i] = message["stuck"]
                 elif "topic" in message:
+                    if message["topic"] == END:
+                        self.at_end.add(i)
                     self.inbox[i, message["topic"]].put(message["value"])
         except (EOFError, OSError):
-            self._end(f"{self._name(i)} has ended without a message")
+            if i not in self.at_end:
+                self._end(f"{self._name(i)} has ended without a message")
 
     def _keep_alive(self) -> None:
         """Send signs of life. End the run if those of a process fail to come, or if a chunk takes too long."""
         while not self.closing:
             self._tell_all({})
-            time.sleep(HEARTBEAT_S)
+            with contextlib.suppress(queue.Empty):
+                self._tell(0, {"signal": self.own_signals.get(timeout=HEARTBEAT_S)})
             now = time.monotonic()
             for i, heard in self.heard.items():
                 if now - heard > LOST_S:

@@ -92,11 +92,14 @@ class Writer:
         if self.team.leads:
             self._try("best.json could not be written", mark_best, folder, score)
 
-    def prune(self) -> None:
-        """Delete the files of resources that no checkpoint names."""
+    def prune(self, newest: Mapping[str, Any] = {}) -> None:
+        """Delete the files of resources that no checkpoint names, apart from those of the `newest`.
+
+        A disk that hosts share may not yet show a checkpoint that process 0 has completed.
+        """
         if not self.resources:
             return
-        kept = kept_resources(self.parent)
+        kept = [*kept_resources(self.parent), newest]
         for resource in self.resources:
             resource.prune([each[resource.name] for each in kept if resource.name in each])
 
@@ -130,7 +133,7 @@ class Writer:
                 self.mark(folder, score)
             self._try(f"{SAVED} could not be written", (self.parent.parent / SAVED).touch)
             self._try("older checkpoints could not be removed", self._remove_old, folder)
-        self._try("files of older checkpoints could not be removed", self.prune)
+        self._try("files of older checkpoints could not be removed", self.prune, own[RESOURCES])
 
     def _try(self, what: str, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` and append its error, if any, to the recorded ones."""

@@ -10,6 +10,8 @@ from jaxrl_fast import async_rollout, loop
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.options import wrap
 from jaxrl_fast.options.run import Options
+from jaxrl_fast.parallel import team
+from jaxrl_fast.parallel.arrays import local_index, local_rows
 from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.importing import name_of
 
@@ -33,9 +35,19 @@ def advise(options: Options, last_checkpoint: Path | None, env_is_cause: bool) -
 def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
     """Return whether current observations and sums of rewards are finite, for one member or a state without members.
 
-    Only current observations are checked, not replaced ones.
+    Only current observations are checked, not replaced ones. Of several processes, each checks its rows, and all must
+    call this.
     """
     actors = state.actors
     parts = [sent.actors for sent in actors.pending] if isinstance(actors, async_rollout.AsyncActors) else [actors]
-    arrays = jax.tree.leaves(jax.device_get([(part.timestep.obs, part.score) for part in parts]))
-    return all(np.isfinite(x if member is None else x[member]).all() for x in arrays)
+    own = [_rows(x, member) for x in jax.tree.leaves([(part.timestep.obs, part.score) for part in parts])]
+    return all(team.current().gather(all(bool(np.isfinite(rows).all()) for rows in own)))
+
+
+def _rows(x: Any, member: int | None) -> np.ndarray:
+    """Return this process's part of an array, or what it has of a member's row."""
+    rows = local_rows(x)
+    if member is None:
+        return rows
+    at = member - (local_index(x)[0][0] if isinstance(x, jax.Array) else 0)
+    return rows[at : at + 1] if at >= 0 else rows[:0]

@@ -5,6 +5,7 @@ Nothing is compiled yet.
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,7 +103,8 @@ def make_plan(settings: Settings) -> Plan:
         directory.check_shared(folder, "resume" if resumed else "run_dir")
     if not resumed and not options.dry_run:
         lock = directory.claim_new(folder) if leads else None
-        replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.learning.resources])
+        names = team.current().gather([resource.name for resource in ready.agent.learning.resources])
+        team.current().decide(lambda: replay_dir.link(folder, of_replay, list(itertools.chain(*names))))
     return ready._replace(folder=folder, lock=lock, place=place)
 
 

@@ -12,6 +12,7 @@ from jaxrl_fast.config import paths
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options.declare import replace
 from jaxrl_fast.options.run import Options
+from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
@@ -50,6 +51,8 @@ def decide(
 ) -> Decision:
     """Return the storage; "auto" chooses by free space. `agent` has its replay on the device.
 
+    Of several processes, the one with the least space decides, and all must call this.
+
     Raises ValueError if the requested storage is too small or cannot be used.
     """
     config, of_folder = settings.agent, bool(settings.options.replay_dir)
@@ -70,16 +73,17 @@ def decide(
     packed = _compression(config, env)
     needs = memory.estimate(env, agent, placement)
     needs = needs._replace(copies=1 if resumed else needs.copies)
+    of_all = team.current().gather
     if (
         asked == "device"
         or asked == "auto"
-        and (several or independent or needs.free is None or needs.total <= needs.free)
+        and (several or independent or all(of_all(needs.free is None or needs.total <= needs.free)))
     ):
         return Decision(settings._replace(agent=on_device(config)), agent)
     options = {"replay.storage": "host", "replay.compression": "zstd" if packed else "none"}
     there = memory.estimate(env, make(replace(config, options)), placement)
     space = _Space(settings.options, needs, there, config.replay.size, packed)
-    capacities = space.capacities()
+    capacities = {name: min(of_all(capacity)) for name, capacity in space.capacities().items()}
     fits = [name for name, capacity in capacities.items() if capacity >= config.replay.size]
     chosen = asked if asked != "auto" else next(iter(fits), "")
     if chosen not in fits:

@@ -75,8 +75,12 @@ def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]
         progress.join_checkpoint()
         for resource in plan.agent.learning.resources:
             resource.close()
-    if plan.agent.learning.resources and not plan.settings.options.keep_replay and progress.is_done_and_saved:
-        num_bytes = replay_dir.delete(plan.folder, [resource.name for resource in plan.agent.learning.resources])
+    if not plan.agent.learning.resources or plan.settings.options.keep_replay:
+        return
+    names = [resource.name for resource in plan.agent.learning.resources]
+    of_all = team.current().gather(names if progress.is_done_and_saved else None)  # all have closed their files
+    if team.current().leads and None not in of_all:
+        num_bytes = replay_dir.delete(plan.folder, [name for names in of_all for name in names or ()])
         terminal.print(f"deleted the files of the replay, {format_bytes(num_bytes)} (keep_replay false)")
 
 
@@ -120,7 +124,8 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
 
 def dry_run(plan: Plan) -> None:
     """Compile the program of a run, and print the resources it would need. Nothing is trained or written."""
-    with contextlib.closing(make_console(plan.settings.options.log_level)) as terminal:
+    level = plan.settings.options.log_level if team.current().leads else "quiet"
+    with contextlib.closing(make_console(level)) as terminal:
         if plan.gpu:
             return gpu_report.print_report(plan, terminal)
         console.announce(plan, terminal)

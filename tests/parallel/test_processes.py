@@ -184,6 +184,7 @@ def test_processes_that_are_stopped_by_the_system_are_named(tmp_path):
         (["--num-envs auto"] * 2, "error: num_envs: cannot be measured by several processes, got auto; give a number"),
         (["--num-seeds 3"] * 2, "error: num_seeds: must be a multiple of 2 for the 2 devices of 2 processes, got 3"),
         (["--devices 3"] * 2, "error: devices: must be a multiple of the 2 processes, got 3; use 2"),
+        (["--dry-run --for h200"] * 2, "error: for: compiles in one process, got h200; leave out --distributed"),
     ],
 )
 def test_mistakes_get_one_line_of_process_0(options, said, tmp_path):
@@ -191,6 +192,40 @@ def test_mistakes_get_one_line_of_process_0(options, said, tmp_path):
     assert both.wait() == [2, 2]
     assert said in both.text(0) and both.text(0).count("\n") == 1 and both.text(1) == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_help_needs_no_other_process(tmp_path):
+    one = processes.Processes("ppo --help", 1, tmp_path, addresses=["127.0.0.1:{port},2,1"])
+    assert one.wait() == [0] and "--num-envs" in one.text(0)
+
+
+@pytest.mark.slow
+def test_process_0_alone_prints_a_dry_run(tmp_path):
+    both = processes.Processes(f"{LINES['ppo']} --dry-run", 2, tmp_path)
+    assert both.wait() == [0, 0]
+    assert "dry run: " in both.text(0) and both.text(1) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", ["", "--num-seeds 2"])
+def test_divergence_ends_all_with_one_line_of_process_0(seeds, tmp_path):
+    both = processes.Processes(f"{LINES['ppo']} {COMMON} --learning-rate 1e30 --run-dir one {seeds}", 2, tmp_path)
+    assert both.wait() == [1, 1]
+    assert "is not finite at step" in both.text(0) and "Traceback" not in both.text(0) and both.text(1) == ""
+    summary = json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
+    assert summary["status"] == "diverged"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_replay_dir_has_the_files_of_all_processes(keep, tmp_path):
+    line = f"{LINES['dqn-disk']} {COMMON} --replay-dir files --keep-replay {keep} --run-dir one"
+    processes.run(line, 2, tmp_path)
+    links, found = sorted((tmp_path / "runs" / "one").glob("replay-*")), sorted((tmp_path / "files").glob("*/*"))
+    assert ([link.name for link in links], bool(found)) == (
+        (["replay-0", "replay-1"], True) if keep == "true" else ([], False)
+    )
 
 
 def test_folder_that_not_all_processes_see(tmp_path, monkeypatch):

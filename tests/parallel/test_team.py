@@ -3,6 +3,7 @@
 import contextlib
 import json
 import queue
+import re
 import socket
 import threading
 import time
@@ -213,6 +214,28 @@ def test_end_of_all_is_no_failure(ended):
     assert ended.empty()
 
 
+@pytest.mark.parametrize("i", [0, 1])
+def test_process_that_has_left_may_end_before_the_other_one_notices(i, ended):
+    own = teams(2)
+    one, other = own[i], own[1 - i]
+    one.closing = True
+    one.peers[1 - i].send({"topic": team.END, "value": None})
+    one.peers[1 - i].connection.shutdown(socket.SHUT_RDWR)
+    time.sleep(0.2)
+    assert ended.empty() and other.inbox[i, team.END].get(timeout=1) is None
+
+
+def test_signal_that_interrupts_a_message_does_not_wait_for_it(ended):
+    own, found = teams(2), queue.Queue()
+    own[0].listen(found.put, lambda: "")
+    with own[1].peers[0].lock:  # held by the thread that runs the handler
+        handler = threading.Thread(target=own[1].pass_signal, args=(15,), daemon=True)
+        handler.start()
+        handler.join(2)
+        assert not handler.is_alive() and found.empty()
+    assert found.get(timeout=5) == 15
+
+
 def test_missing_processes_are_named():
     address = Address("127.0.0.1", 0, 4, 0)
     results = met(4, addresses=[address, replace(address, index=2)], seconds=0.5)
@@ -228,8 +251,17 @@ def test_two_processes_with_one_index():
 
 def test_other_number_of_processes():
     address = Address("127.0.0.1", 0, 2, 0)
-    results = met(2, addresses=[address, replace(address, index=1, count=3)])
-    assert "all must give the same number of processes, 2, got 3 from process 1" in str(results[0])
+    others = [replace(address, index=1, count=3), replace(address, index=2, count=3)]
+    results = met(2, addresses=[address, *others])
+    assert re.search(r"all must give the same number of processes, 2, got 3 from process [12]", str(results[0]))
+    assert all(isinstance(result, line.Refused) for result in results[1:])
+
+
+def test_process_that_does_not_come_after_a_mistake_is_not_awaited(monkeypatch):
+    monkeypatch.setattr(line, "REFUSE_S", 0.1)
+    address, start = Address("127.0.0.1", 0, 2, 0), time.monotonic()
+    results = met(2, addresses=[address, replace(address, index=1, count=3)], seconds=60)
+    assert "the same number of processes" in str(results[0]) and time.monotonic() - start < 10
     assert isinstance(results[1], line.Refused)
 
 
@@ -247,6 +279,21 @@ def test_stranger_does_not_disturb():
 
     first, second = in_threads([lambda: line.meet(own, {"a": 0}, 5), stranger])
     assert [told["a"] for told in first[1]] == [told["a"] for told in second[1]] == [0, 1]
+
+
+@pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n", b"{}\n", b"5\n"])
+def test_something_else_that_answers_is_named(words):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address("127.0.0.1", server.getsockname()[1], 2, 1)
+
+        def answer():
+            with server.accept()[0] as connection:
+                connection.recv(10_000)
+                connection.sendall(words)
+
+        found = in_threads([lambda: line.meet(address, {}, 5), answer])[0]
+    assert isinstance(found, ValueError) and not isinstance(found, json.JSONDecodeError)
+    assert f"something else than process 0 answers, got 127.0.0.1:{address.port}; use" in str(found)
 
 
 def test_port_in_use():

@@ -9,6 +9,7 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import train
 from jaxrl_fast.config import load
+from jaxrl_fast.parallel import team
 from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory, plan, replay_storage
@@ -184,3 +185,15 @@ def test_replay_dir_holds_files_of_one_run(tmp_path, capsys):
     assert "deleted the files of the replay" in capsys.readouterr().out
     assert [*folder.iterdir()] == [] and not (run / "replay").is_symlink()
     assert jaxrl_fast.load(run, which="last").env_steps == 320
+
+
+def test_process_with_the_least_memory_decides(free, monkeypatch):
+    """Another process has a fifth of this one's memory, in which the replay does not fit as it is."""
+
+    class WithAnother(team.Team):
+        def gather(self, value, topic="main"):
+            return [value, False if value is True else value / 5]
+
+    free(GB)
+    monkeypatch.setattr(team, "CURRENT", [WithAnother()])
+    assert storage_of(planned()) == ("host", "zstd")
