@@ -6,7 +6,7 @@ are copies of these. What was loaded is kept in RUN/init.safetensors, so that th
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,9 +24,6 @@ from jaxrl_fast.utils import files
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import nearest
 from jaxrl_fast.utils.random import key_of_seed
-
-if TYPE_CHECKING:
-    from jaxrl_fast.training.plan import Plan
 
 FILE = "init.safetensors"  # in the run's folder: what it started from
 
@@ -230,12 +227,11 @@ def _shape(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def keep(plan: "Plan") -> None:
+def keep(start: Start, folder: Path) -> None:
     """Write what a new run starts from into its folder."""
-    if plan.start and not plan.settings.options.resume:
-        with files.atomic_write(plan.folder / FILE) as path:
-            arrays = {name: np.asarray(x, order="C") for name, x in plan.start.arrays.items()}
-            safetensors.numpy.save_file(arrays, path, {"note": plan.start.note})
+    with files.atomic_write(folder / FILE) as path:
+        arrays = {name: np.asarray(x, order="C") for name, x in start.arrays.items()}
+        safetensors.numpy.save_file(arrays, path, {"note": start.note})
 
 
 def kept(folder: Path) -> Start:

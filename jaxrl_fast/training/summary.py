@@ -37,7 +37,8 @@ def write_config(plan: "Plan") -> None:
 
     from jaxrl_fast.training import init_from
 
-    init_from.keep(plan)
+    if plan.start and not plan.settings.options.resume:
+        init_from.keep(plan.start, plan.folder)
     path, options = plan.folder / paths.CONFIG, plan.settings.options
     now = {
         "format": paths.FORMAT,
