@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast import async_rollout, loop
+from jaxrl_fast import ahead_rollout, async_rollout, loop
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.options import wrap
 from jaxrl_fast.options.run import Options
@@ -36,6 +36,8 @@ def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
     Only current observations are checked, not replaced ones.
     """
     actors = state.actors
+    if isinstance(actors, ahead_rollout.AheadActors):
+        actors = actors.progress.actors
     parts = [sent.actors for sent in actors.pending] if isinstance(actors, async_rollout.AsyncActors) else [actors]
     arrays = jax.tree.leaves(jax.device_get([(part.timestep.obs, part.score) for part in parts]))
     return all(np.isfinite(x if member is None else x[member]).all() for x in arrays)
