@@ -488,6 +488,14 @@ def ray_actors() -> str:
     return grid([f"{found['num_envs']} environments in", "ms per step", "seconds to start"], map(row, names))
 
 
+def async_actors() -> str:
+    """Return the speed of a training whose environments wait, with actors that are some updates ahead."""
+    found = read("async_actors_cpu")["training"]
+    speed = found["steps_per_s"]
+    row = lambda k: [k, found["expected_steps_per_s"][k], speed[k], f"{speed[k] / speed['0']:.1f}"]
+    return grid(["`--host.ahead`", "expected steps/s", "steps/s", "times as fast as 0"], map(row, speed))
+
+
 def gpu_programs(gpu: str) -> str:
     """Return the kernels of each compiled program: with the waits for the host, of each step."""
     steps = ("environment_step", "gradient_step", "update")
@@ -618,6 +626,7 @@ KINDS = {
     "shared": shared,
     "gpu_programs": gpu_programs,
     "ray_actors": ray_actors,
+    "async_actors": async_actors,
     "throughput": throughput,
     "seeds": seeds,
     "atari_speed": atari_speed,
