@@ -492,7 +492,7 @@ def async_actors() -> str:
     """Return the speed of a training whose environments wait, with actors that are some updates ahead."""
     found = read("async_actors_cpu")["training"]
     speed = found["steps_per_s"]
-    row = lambda k: [k, found["expected_steps_per_s"][k], speed[k], f"{speed[k] / speed['0']:.1f}"]
+    row = lambda k: [k, f"{found['expected_steps_per_s'][k]}", f"{speed[k]}", f"{speed[k] / speed['0']:.1f}"]
     return grid(["`--host.ahead`", "expected steps/s", "steps/s", "times as fast as 0"], map(row, speed))
 
 
