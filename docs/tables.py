@@ -530,6 +530,14 @@ def gpu_cluster() -> str:
     return grid(["preset", *(step.replace("_", " ") for step in steps), "memory of each GPU"], rows)
 
 
+def async_actors() -> str:
+    """Return the speed of a training whose environments wait, with actors that are some updates ahead."""
+    found = read("async_actors_cpu")["training"]
+    speed = found["steps_per_s"]
+    row = lambda k: [k, f"{found['expected_steps_per_s'][k]}", f"{speed[k]}", f"{speed[k] / speed['0']:.1f}"]
+    return grid(["`--host.ahead`", "expected steps/s", "steps/s", "times as fast as 0"], map(row, speed))
+
+
 def gpu_programs(gpu: str) -> str:
     """Return the kernels of each compiled program: with the waits for the host, of each step."""
     steps = ("environment_step", "gradient_step", "update")
@@ -663,6 +671,7 @@ KINDS = {
     "gpu_programs": gpu_programs,
     "gpu_cluster": gpu_cluster,
     "ray_actors": ray_actors,
+    "async_actors": async_actors,
     "throughput": throughput,
     "seeds": seeds,
     "atari_speed": atari_speed,

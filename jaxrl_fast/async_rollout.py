@@ -49,7 +49,9 @@ def on_paper(env: Env) -> Env:
         return env
     each = env.spec.num_envs // env.pools.num
     answer = lambda: jax.tree.map(lambda x: x[:each], env.reset(key_of_seed(0))[1])
-    pools = env.pools._replace(send=lambda i, state, action: state, receive=lambda i, state: (state, answer()))
+    pools = env.pools._replace(
+        send=lambda i, state, action: state, receive=lambda i, state: (state, answer()), wait=lambda sent: sent
+    )
     return env._replace(host=env.host and env.host._replace(pools=pools))
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast import async_rollout
+from jaxrl_fast import ahead_rollout, async_rollout
 from jaxrl_fast.rollout import Actors, collect, reset
 from jaxrl_fast.types import Agent, Array, Env, Key, Metrics, PyTree, Rollout
 
@@ -15,7 +15,7 @@ class TrainState(NamedTuple):
     """The whole state of a training run: it suffices to resume, to vmap over seeds and to split over devices."""
 
     agent: PyTree
-    actors: Actors | async_rollout.AsyncActors
+    actors: Actors | async_rollout.AsyncActors | ahead_rollout.AheadActors
     key: Key
     num_updates: Array  # int32; environment steps are derived from it on the host, where integers do not overflow
     rollout: Rollout | None = None  # with --overlap: the last rollout, which the next update learns from
@@ -79,13 +79,17 @@ def cut(rollout: Rollout) -> Rollout:
 def act(env: Env, agent: Agent, learner: PyTree, actors: PyTree, key: Key) -> tuple[PyTree, Rollout, Metrics]:
     """Collect a rollout with the exploring policy. Also returns the scores of episodes that ended."""
     policy, num_steps = partial(agent.explore, learner), agent.rollout_length
+    if env.pools and env.pools.ahead:
+        return ahead_rollout.collect(env, agent, learner, actors, key)
     if env.pools:
         return async_rollout.collect(env, agent, policy, actors, key)[:3]
     return collect(env, agent, policy, actors, agent.sample_noise(key, num_steps, env.spec.num_envs), num_steps)
 
 
-def restart_envs(env: Env, agent: Agent, learner: PyTree, key: Key) -> Actors | async_rollout.AsyncActors:
+def restart_envs(env: Env, agent: Agent, learner: PyTree, key: Key) -> PyTree:
     """Return N actors, each at the start of an episode. Asynchronous pools are sent their first actions."""
+    if env.pools and env.pools.ahead:
+        return ahead_rollout.begin(env, agent, learner, key)
     if env.pools:
         return async_rollout.begin(env, agent, partial(agent.explore, learner), key)
     return reset(env, agent, key)

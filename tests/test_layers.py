@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # A file imports only packages to the left of its own, and its own package. `options` is far to the left, so that the
 # command line is parsed without jax, and every part reads its own options.
 ORDER = (
-    "types", "utils", "options", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl",
-    "replay", "agents", "players", "config", "runs", "loggers", "envs", "plotting", "gpu_check", "training",
-    "evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__",
+    "types", "utils", "options", "metrics", "kernels", "networks", "rollout", "async_rollout", "ahead_rollout", "loop",
+    "parallel", "rl", "replay", "agents", "players", "config", "runs", "loggers", "envs", "plotting", "gpu_check",
+    "training", "evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__",
 )  # fmt: skip
 NO_JAX = ("options", "config", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
 PURE = ORDER[: ORDER.index("runs")]  # these use no clock, file, environment variable or process

@@ -186,6 +186,8 @@ def _check_host_config(backend: str, env: "types.Env", config: "HostEnvConfig") 
     """Raise ValueError for options that this environment does not support."""
     if config.protocol and not env.protocol:
         raise ValueError(f"protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
+    if config.ahead and backend != "gymnasium":
+        raise ValueError(f"host.ahead: {env.spec.id} has no worker processes, got {config.ahead}; leave it out")
     if config.num_async_pools and env.on_device:
         raise ValueError(
             f"host.async_pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"

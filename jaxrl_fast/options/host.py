@@ -39,6 +39,11 @@ class Host(Part):
     overlap: bool = option(
         False, "Collect the next rollout during the update (needs async_pools); the acting policy is one update old."
     )
+    ahead: int = option(
+        0,
+        "Updates by which the acting policy is old, so that workers need not wait for the slowest (needs a replay).",
+        bounds=Bounds(0, 64),
+    )
     exact_resume: bool = option(
         False,
         "Reset environments at every checkpoint so that resuming is bit-exact.",

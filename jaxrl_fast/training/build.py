@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs.host import sharded
-from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, workers_of
+from jaxrl_fast.envs.host.config import HostEnvConfig, Shard, num_workers_ahead, workers_of
 from jaxrl_fast.envs.wrappers import time_limit
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.kernels.build import enabled, is_available
@@ -103,7 +103,7 @@ def _waiting_for_host_pays(settings: Settings) -> bool:
     """
     options, has_replay = settings.options, settings.agent.replay is not None
     from_c = options.host.bridge != "callback" and not options.host.exact_resume and is_available(host_call.KERNEL)
-    return has_replay and from_c and not options.host.async_pools
+    return has_replay and from_c and not options.host.async_pools and not options.host.ahead
 
 
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
@@ -176,16 +176,21 @@ def num_eval_envs(options: Options, asked: int, on_device: bool) -> int:
 def host_env_config(options: Options, purpose: int, done: int = 0, shard: Shard | None = None) -> HostEnvConfig:
     """Return the settings of host environments for a purpose, in a run that has made `done` updates."""
     bridge = "callback" if options.host.exact_resume else options.host.bridge
-    num_pools = options.host.async_pools if purpose == TRAINING else 0
-    overlap = options.host.overlap and purpose == TRAINING
+    training, shard = purpose == TRAINING, shard or Shard()
+    num_pools, ahead = (options.host.async_pools, options.host.ahead) if training else (0, 0)
+    workers = workers_of(options.host.workers, float(options.host.timeout))
+    if ahead:  # a pool for each worker
+        num_pools = num_workers_ahead(options.num_envs, workers)
+        workers = workers._replace(num=1)
     return HostEnvConfig(
         seed=(options.seed, purpose, done),
         protocol=options.protocol,
         bridge=bridge,
         num_async_pools=num_pools,
-        overlap=overlap,
-        shard=shard or Shard(),
-        workers=workers_of(options.host.workers, float(options.host.timeout)),
+        overlap=options.host.overlap and training,
+        ahead=ahead,
+        shard=shard,
+        workers=workers,
         wrappers=wrappers_of(options),
         render=purpose == WATCHING,
     )
@@ -216,7 +221,7 @@ def _num_shards(
     if options.devices == "auto" and team.current().count > 1:
         asked = num_devices if options.num_seeds == 1 else 1
     elif options.devices == "auto":
-        if "shards" not in supported or not (env.on_device or target.platform() == "cpu"):
+        if options.host.ahead or "shards" not in supported or not (env.on_device or target.platform() == "cpu"):
             return 1  # pools on several GPUs only on request
         parts, num_pools = _num_parts(settings, env.spec), max(options.host.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.options.declare import options_of, value_of
+from jaxrl_fast.options.host import RAY
 from jaxrl_fast.options.run import Options
+from jaxrl_fast.parallel import team
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.importing import install
 from jaxrl_fast.utils.parsing import parse_period
@@ -56,6 +58,30 @@ def check_devices(options: Options) -> None:
     devices.reserve_gpu_memory(options.gpu_memory)
     devices.check_device()
     devices.check_settings()
+
+
+def check_ahead(settings: Settings, saved: "Checkpoint | None") -> None:
+    """Raise ValueError for options with which no environment can step ahead of the learner."""
+    options, host = settings.options, settings.options.host
+    if not host.ahead:
+        return
+    from jaxrl_fast.envs.host.config import num_workers_ahead, workers_of  # imports jax
+
+    if settings.agent.replay is None:
+        problem, remedy = f"requires an algorithm with a replay, got {settings.algo}", "use dqn, sac, td3 or ddpg"
+        raise ValueError(f"host.ahead: {problem}; {remedy}")
+    if host.async_pools:  # overlap requires them
+        raise ValueError(f"host.ahead: makes a pool of each worker, got async_pools {host.async_pools}; leave it out")
+    if (count := team.current().count) > 1:
+        raise ValueError(f"host.ahead: requires one process, got {count}; leave out distributed")
+    if options.devices not in ("auto", 1):
+        raise ValueError(f"host.ahead: requires one device, got devices {options.devices}; use 1")
+    number = num_workers_ahead(options.num_envs, workers_of(host.workers, 0.0))
+    if saved:
+        before = num_workers_ahead(options.num_envs, workers_of(saved.manifest["config"]["host"]["workers"], 0.0))
+        if number != before:
+            remedy = f"use {before} or {RAY}{before}"
+            raise ValueError(f"host.workers: a run with host.ahead keeps its workers, got {host.workers}; {remedy}")
 
 
 def check_unsolved(options: Options, saved: "Checkpoint") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast import async_rollout, loop
+from jaxrl_fast import ahead_rollout, async_rollout, loop
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.options import wrap
 from jaxrl_fast.options.run import Options
@@ -39,6 +39,8 @@ def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
     call this.
     """
     actors = state.actors
+    if isinstance(actors, ahead_rollout.AheadActors):
+        actors = actors.progress.actors
     parts = [sent.actors for sent in actors.pending] if isinstance(actors, async_rollout.AsyncActors) else [actors]
     own = [_rows(x, member) for x in jax.tree.leaves([(part.timestep.obs, part.score) for part in parts])]
     return all(team.current().gather(all(bool(np.isfinite(rows).all()) for rows in own)))

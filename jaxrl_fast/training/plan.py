@@ -129,6 +129,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     checks.check_evaluation(settings.options)
     checks.check_devices(settings.options)
     saved, damaged = _to_resume(settings, members)
+    checks.check_ahead(settings, saved)
     options, source = settings.options, _source(settings.options)
     absolute: dict[str, Any] = {
         name: str(Path(text).absolute()) for name in FOLDERS if (text := getattr(options, name))

@@ -24,6 +24,8 @@ class AsyncPools(NamedTuple):
     send: Callable[[int, PyTree, Array], PyTree]  # (pool, state, action [N / num, ...])
     receive: Callable[[int, PyTree], tuple[PyTree, Any]]  # (pool, state); the `TimeStep` of that action, [N / num]
     overlap: bool = False  # the next rollout is collected during the update
+    ahead: int = 0  # rollouts that a pool may be ahead of the learner; 0: all pools collect the same rollout
+    wait: Callable[[Array], Array] = lambda sent: sent  # (bool [num]: whose action is sent) to those whose step is done
 
 
 class HostEnv(NamedTuple):

@@ -48,6 +48,33 @@ class Walk(gymnasium.Env):
         return image
 
 
+class Uneven(Walk):
+    """A walk whose steps take random times of mean `sleep` s, and `slow` s in the environment of seed `slow_seed`."""
+
+    def __init__(self, sleep=0.0, slow=0.0, slow_seed=-1, **options):
+        super().__init__(size=0.8, limit=7, **options)
+        self.duration, self.slow, self.slow_seed, self.seed = sleep, slow, slow_seed, -1
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = self.seed if seed is None else seed
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        time.sleep(self.slow if self.seed == self.slow_seed else np.random.default_rng().exponential(self.duration))
+        return super().step(action)
+
+
+class Slide(Walk):
+    """A walk with continuous actions."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.action_space = spaces.Box(-2, 2, (1,), np.float32)
+
+    def step(self, action):
+        return super().step(6 if action[0] > 0 else 5)
+
+
 class OddError(Exception):
     """An exception that cannot be unpickled: its constructor takes two arguments and passes on one."""
 

@@ -45,6 +45,7 @@ FILES = [
     "loop.py",
     "rollout.py",
     "async_rollout.py",
+    "ahead_rollout.py",
     "networks/*.py",
     "networks/torsos/*.py",
     "envs/spaces.py",

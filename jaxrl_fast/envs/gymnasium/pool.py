@@ -200,6 +200,10 @@ class WorkerPool:
             self.num_pending = 0
             self._wait(self.timeout_s)
 
+    def waits_for(self) -> list[Any]:
+        """Return the sockets that become readable when a pending step is done; [] if there is none."""
+        return [one.channel for one in self.workers] if self.num_pending else []
+
     def row(self) -> Row:
         """Return the arrays of the last row."""
         return row_of(self.layout, self.arrays)

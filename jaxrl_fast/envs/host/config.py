@@ -6,6 +6,8 @@ from jaxrl_fast.options.host import RAY
 from jaxrl_fast.options.wrap import Wrappers as Wrappers
 from jaxrl_fast.types.host import AtariProtocol
 
+MAX_AHEAD = 32  # workers that "auto" chooses for environments that step ahead of the learner
+
 
 class Shard(NamedTuple):
     """A shard among `num` with equally many environments. Seeds do not depend on the split."""
@@ -34,6 +36,22 @@ def workers_of(value: int | str, timeout: float) -> Workers:
     return Workers(value, timeout)
 
 
+def num_workers_ahead(num_envs: int, workers: Workers) -> int:
+    """Return the number of workers that step ahead of the learner, each as a pool by itself.
+
+    It does not depend on the time that a step takes. Raises ValueError if there are none or they do not divide.
+    """
+    divisors = [number for number in range(1, num_envs + 1) if num_envs % number == 0]
+    if workers.num == "auto":
+        return max(number for number in divisors if number <= MAX_AHEAD)
+    number = min(int(workers.num), num_envs)
+    if number not in divisors:
+        most = max(divisor for divisor in [0, *divisors] if divisor <= number)
+        problem = f"must divide {num_envs} environments" if number else "must be 1 or more"
+        raise ValueError(f"host.workers: {problem} with host.ahead, got {workers}; use {most or max(divisors)}")
+    return number
+
+
 class HostEnvConfig(NamedTuple):
     """The settings of host environments.
 
@@ -45,6 +63,7 @@ class HostEnvConfig(NamedTuple):
     bridge: str = "auto"  # how a compiled program calls a pool: "ffi", "callback", or "auto" for the fastest that works
     num_async_pools: int = 0  # pools in each shard that step while the policy acts for the others; 0: synchronous
     overlap: bool = False  # pools collect a whole rollout during the update before it
+    ahead: int = 0  # rollouts that a pool may be ahead of the learner
     shard: Shard = Shard()
     workers: Workers = Workers()
     wrappers: Wrappers = Wrappers()

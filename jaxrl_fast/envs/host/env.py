@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig
-from jaxrl_fast.envs.host.pool import LazyPool, OpenPool, PoolSpec, Row, of_all, raw_rows
+from jaxrl_fast.envs.host.pool import LazyPool, OpenPool, PoolSpec, Row, first_done, of_all, open_all, raw_rows
 from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
 from jaxrl_fast.types import Env, EpisodeScore, Key, Parallelism, PyTree, TimeStep, View
 from jaxrl_fast.types.host import AsyncPools, HostEnv
@@ -84,17 +84,26 @@ def make_env(
             info=_info(config, num_workers),
             warnings=warnings,
         ),
-        Parallelism(num_pools=num_pools),
+        Parallelism(num_pools=1 if config.ahead else num_pools),
     )
 
 
 def _host(driver: Driver, config: HostEnvConfig, num_workers: int) -> HostEnv:
     """Return the functions of all pools that the host calls, and the halves of a step."""
     spec, pools, _ = driver
-    halves = AsyncPools(len(pools), functools.partial(send, driver), functools.partial(receive, driver), config.overlap)
+    halves = AsyncPools(
+        len(pools),
+        functools.partial(send, driver),
+        functools.partial(receive, driver),
+        config.overlap,
+        config.ahead,
+        functools.partial(wait, driver, config.workers.timeout or None),
+    )
     can_reseed = all(bridge.can_reseed for bridge in driver.bridges)
     of_pools = of_all(dict(enumerate(pools)))
     together = of_pools if can_reseed else of_pools | {"reseed": lambda number: None}
+    if config.ahead:
+        together["open"] = functools.partial(open_all, pools)
     return HostEnv(
         **together,
         render=pools[0].render if spec.can_render else None,
@@ -143,6 +152,12 @@ def send(driver: Driver, i: int, state: State, action: jax.Array) -> State:
 def receive(driver: Driver, i: int, state: State) -> tuple[State, TimeStep]:
     """Wait for the step of pool i."""
     return _follow(driver, i, state, *driver.bridges[i].recv(state.handle))
+
+
+def wait(driver: Driver, timeout_s: float | None, sent: jax.Array) -> jax.Array:
+    """Wait until the step of at least one pool is done, of those whose action is sent; return which are: bool [num]."""
+    first = lambda sent: first_done(driver.pools, sent, timeout_s)
+    return call_python(first, sent, jnp.zeros(HANDLE.shape, HANDLE.dtype), sent)[1]
 
 
 def _follow(driver: Driver, i: int, state: State, handle: jax.Array, row: Row) -> tuple[State, TimeStep]:
@@ -240,6 +255,9 @@ def _info(config: HostEnvConfig, num_workers: int) -> tuple[str, ...]:
     steps = f"{num_workers} {several} step" if num_workers > 1 else f"1 {one} steps"
     workers = (f"{steps} the environments of each pool",) if num_workers else ()
     num_pools = config.num_async_pools
+    if config.ahead:
+        old = f"{config.ahead} updates old" if config.ahead > 1 else "1 update old"
+        return (f"{num_pools} {several if num_pools > 1 else one} act by a policy that is {old}",)
     if not num_pools:
         return workers
     pools = f"{num_pools} pools step" if num_pools > 1 else "1 pool steps"

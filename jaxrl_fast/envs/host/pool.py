@@ -5,7 +5,9 @@ environment, and so its trajectory, does not depend on how environments are spli
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing import connection
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -189,6 +191,28 @@ def of_all(parts: Mapping[int, Any]) -> dict[str, Any]:
 
     calls: dict[str, Any] = {name: partial(call, name) for name in ("open", "close", "reseed")}
     return calls | {"save": save, "load": load}
+
+
+def open_all(pools: Sequence[LazyPool]) -> None:
+    """Open all pools at the same time: each waits for its workers to start."""
+    with ThreadPoolExecutor(len(pools)) as threads:
+        list(threads.map(LazyPool.open, pools))
+
+
+def first_done(pools: Sequence[LazyPool], sent: np.ndarray, timeout_s: float | None) -> np.ndarray:
+    """Wait until `recv` of one pool does not block, and return for which it does not, bool [P].
+
+    Args:
+        pools: P pools of one worker each, which have `waits_for`.
+        sent: bool [P]: which ones have an action.
+        timeout_s: seconds after which `recv` of the first pool is called in any case, so that it raises its error.
+    """
+    sent = np.asarray(sent)
+    channels = {i: pools[i].pool.waits_for() for i in np.flatnonzero(sent).tolist()}
+    is_done = not all(channels.values())
+    found = connection.wait([x for own in channels.values() for x in own], 0 if is_done else timeout_s)
+    done = np.array([i in channels and all(x in found for x in channels[i]) for i in range(len(pools))])
+    return done if done.any() else np.arange(len(pools)) == np.argmax(sent)
 
 
 def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
