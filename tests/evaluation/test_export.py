@@ -855,7 +855,7 @@ def test_card_describes_the_policy(cart, tmp_path, monkeypatch):
     folder = cart.export(to="npz", out=str(tmp_path / "out"), which="last", sampled=True)
     found = json.loads((folder / "policy.json").read_text())
     assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md", "config.yaml", "policy.json", "policy.npz", "policy.py",
+        "README.md", "config.yaml", "policy.json", "policy.npz", "policy.py", "weights.safetensors",
     ]  # fmt: skip
     assert (found["policy"], found["env_id"], found["seed"]) == ("sampled", "gymnax/CartPole-v1", 3)
     assert found["inputs"][1] == {

@@ -300,10 +300,10 @@ def test_concurrent_extension_is_rejected_without_losing_groups(finished_sweep, 
     """While the first command validates, another one adds a seed."""
     fitting = prepare._fitting
 
-    def meanwhile(groups, columns):
+    def meanwhile(*given):
         monkeypatch.setattr(prepare, "_fitting", fitting)
         prepare.prepare(grid.from_command_line(["--resume", str(finished_sweep), "--seed", "7"]))
-        return fitting(groups, columns)
+        return fitting(*given)
 
     monkeypatch.setattr(prepare, "_fitting", meanwhile)
     assert resume(finished_sweep, "--seed 2") == 2
@@ -318,7 +318,7 @@ def test_slurm_submits_new_groups_only(finished_sweep, monkeypatch):
     monkeypatch.setattr(slurm, "submit", lambda folder, names, options: submitted.append(names) or names)
     assert resume(finished_sweep, "--num-envs 8 --launcher slurm") == 0
     assert submitted == [["03_num_envs-8"]]
-    assert worker.run_group_by_name(str(finished_sweep), "03_num_envs-8").startswith("done")
+    assert worker.run_group_by_name(str(finished_sweep), "03_num_envs-8")[0].startswith("done")
 
 
 @pytest.mark.slow

@@ -693,7 +693,7 @@ def test_lock_warns_on_file_system_without_locks(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_run_continues_when_checkpoints_cannot_be_written(tmp_path, monkeypatch, capsys):
     """Every checkpoint but the first fails. The first is kept, and the run resumes from it."""
-    folder, write, seen = tmp_path / "run", checkpoint.write, []
+    folder, write, seen = tmp_path / "run", checkpoint.finish, []
 
     def no_room(path, arrays, manifest):
         seen.append(path)
@@ -701,14 +701,14 @@ def test_run_continues_when_checkpoints_cannot_be_written(tmp_path, monkeypatch,
             raise OSError(28, "No space left on device")
         write(path, arrays, manifest)
 
-    monkeypatch.setattr(checkpoint_writer, "write", no_room)
+    monkeypatch.setattr(checkpoint_writer, "finish", no_room)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
     assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["num_checkpoints"] == 1
     assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
     assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
-    monkeypatch.setattr(checkpoint_writer, "write", write)
+    monkeypatch.setattr(checkpoint_writer, "finish", write)
     complete = records(folder)
     again = fit(folder, resume=str(folder))  # from the first checkpoint
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
@@ -795,7 +795,7 @@ from jaxrl_fast import train
 from jaxrl_fast.config import cli
 from jaxrl_fast.config import paths
 from jaxrl_fast.runs import checkpoint, checkpoint_writer
-write, left = checkpoint.write, [2]
+write, left = checkpoint.finish, [2]
 
 def write_then_no_room(*args):  # after the second checkpoint no file may grow beyond what metrics.jsonl has by then
     write(*args)
@@ -804,7 +804,7 @@ def write_then_no_room(*args):  # after the second checkpoint no file may grow b
         size = (args[0].parents[1] / paths.METRICS).stat().st_size + 100
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-checkpoint_writer.write = write_then_no_room
+checkpoint_writer.finish = write_then_no_room
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.stdout = sys.stderr = open("/dev/full", "w")
 cli.start(lambda: train.main(sys.argv[1:]))
@@ -858,7 +858,7 @@ import sys
 from jaxrl_fast import train
 from jaxrl_fast.config import cli
 from jaxrl_fast.runs import checkpoint, checkpoint_writer
-write, left = checkpoint.write, [2]
+write, left = checkpoint.finish, [2]
 
 def write_then_lose_the_right(*args):  # after the second checkpoint, to both folders
     write(*args)
@@ -867,7 +867,7 @@ def write_then_lose_the_right(*args):  # after the second checkpoint, to both fo
         for folder in (args[0].parent, args[0].parents[1]):
             folder.chmod(0o500)
 
-checkpoint_writer.write = write_then_lose_the_right
+checkpoint_writer.finish = write_then_lose_the_right
 cli.start(lambda: train.main(sys.argv[1:]))
 """
 DROP_RIGHT = """
