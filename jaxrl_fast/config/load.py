@@ -12,6 +12,7 @@ from jaxrl_fast.config.settings import Settings, directory_of, request, resolve
 from jaxrl_fast.config.sources import Setting, from_mapping, tokenize
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import POSITIVE, Option, Seconds
+from jaxrl_fast.parallel.team import TIMEOUT_S
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.importing import describe
 
@@ -64,8 +65,8 @@ def processes_of(argv: Sequence[str]) -> tuple[tuple[str, float] | None, list[st
             follows = not equals and words and not words[0].startswith("-")
             found[name] = words.pop(0) if follows else value
     given = found.get(f"--{DISTRIBUTED}.timeout")
-    option = Option(f"{DISTRIBUTED}.timeout", Seconds, 600.0, bounds=POSITIVE)
-    timeout = 600.0 if given is None else convert(option, Setting(option.name, [given], option.name))
+    option = Option(f"{DISTRIBUTED}.timeout", Seconds, TIMEOUT_S, bounds=POSITIVE)
+    timeout = TIMEOUT_S if given is None else convert(option, Setting(option.name, [given], option.name))
     if f"--{DISTRIBUTED}" in found:
         return (found[f"--{DISTRIBUTED}"], float(timeout)), rest
     if given is not None:

@@ -17,7 +17,6 @@ from jaxrl_fast.parallel.address import Address
 from jaxrl_fast.utils import devices, warnings
 from jaxrl_fast.utils.errors import why
 
-TIMEOUT_S = 600.0  # seconds of the longest chunk
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -94,7 +93,7 @@ def start(options: Mapping[str, Any], num_devices: int | str = "auto") -> None:
 
 
 @contextlib.contextmanager
-def joined(text: str = "", timeout: float = TIMEOUT_S, devices: int | str = "auto") -> Iterator[team.Team]:
+def joined(text: str = "", timeout: float = team.TIMEOUT_S, devices: int | str = "auto") -> Iterator[team.Team]:
     """Train in several processes from Python: `with joined("10.0.0.1:29500,4,0"): fit(...)` in each of them.
 
     Args:

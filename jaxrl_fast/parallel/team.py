@@ -29,6 +29,7 @@ HEARTBEAT_S = 2.0  # seconds between signs of life
 LATE_S = 8.0  # seconds without one after which a process is named as the cause of a delay
 LOST_S = 45.0  # seconds without one after which it counts as lost
 SETTLE_S = 2.0  # seconds in which the cause of an error arrives from another process
+TIMEOUT_S = 600.0  # seconds of the longest chunk
 FAILED = 1  # exit status
 MAIN, END = "main", "end"  # topics
 
