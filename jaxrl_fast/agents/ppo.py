@@ -107,7 +107,7 @@ def make(
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_steps)
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
     value_head = value_distributions.head_of(config.value)
-    assert isinstance(value_head, value_distributions.ValueHead), "there is no custom one"
+    assert isinstance(value_head, value_distributions.ValueHead), "options allow no custom value head here"
     context = Context(config, spec, parallelism, policy, value_head, learning_rate, optimizer, objective or loss)
     functions = partial(prepare, context), partial(gradient_step, context), partial(finalize, context)
     epochs = sgd.epochs_of(config, parallelism, functions, "advantage" if config.normalize_advantage else "")

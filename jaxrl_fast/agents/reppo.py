@@ -107,7 +107,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     learning_rate = optim.schedule_of(config.learning_rate, config.schedule, num_steps)
     options, head = networks.options_of(config), value_distributions.head_of(config.value)
     of_critic = options._replace(num_atoms=value_distributions.num_atoms(config.value))
-    assert isinstance(head, value_distributions.ValueHead), "there is no custom one"
+    assert isinstance(head, value_distributions.ValueHead), "options allow no custom value head here"
     offset = partial(zero_value, head) if head.kind == "hl_gauss" else None
     context = Context(
         config=config,

@@ -47,7 +47,7 @@ def view(option: str, obs: PyTree, names: Sequence[str]) -> View:
     """Return the function from observations like `obs` (ShapeDtypeStruct) to the named parts, in their structure.
 
     Raises:
-        ValueError: If there is no such part, which lists those that exist.
+        ValueError: If there is no such part. The message lists those that exist.
     """
     if ALL in names:
         return everything

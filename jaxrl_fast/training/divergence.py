@@ -47,7 +47,7 @@ def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
 
 
 def _rows(x: Any, member: int | None) -> np.ndarray:
-    """Return this process's part of an array, or what it has of a member's row."""
+    """Return the elements of an array that this process has: all, or those of one member."""
     rows = local_rows(x)
     if member is None:
         return rows
