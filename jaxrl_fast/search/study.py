@@ -1,0 +1,211 @@
+"""Draw the values of trials with Optuna, and keep trials in its storage.
+
+The sampler has no state to save: the random numbers of a trial come from the seed of the search and the trial's number,
+and everything else that a sampler knows are the trials before it. So a search that is killed and resumed draws the same.
+A trial is added to the storage with all of its values at once.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast.search import spaces
+from jaxrl_fast.search.spaces import Dimension
+from jaxrl_fast.search.trials import Trial
+from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.importing import install
+
+JOURNAL = "study.journal"
+OPTIONS = "search"  # the attribute of a study that holds the options of its searches
+HEARTBEAT_S = 60  # seconds between the signs of life of running trials in a shared database
+NUM_STARTUP = 10  # random trials before TPE
+
+
+def load_optuna() -> Any:
+    """Import Optuna. Raise ValueError if it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError(f"search: Optuna is not installed; {install('search')}") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+class Study:
+    """The trials of a search, or of several that share a storage.
+
+    Args:
+        folder: The search directory, where the journal lies unless `storage` is a URL.
+        storage: The URL of an Optuna storage, or "".
+        name: The name of the study.
+        space: The hyperparameters.
+        sampler: tpe, random, cmaes or grid.
+        seed: Of the sampler.
+        options: What all searches of the study have in common.
+
+    Raises:
+        ValueError: If the storage cannot be reached, or if the study has other options.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        storage: str,
+        name: str,
+        space: Sequence[Dimension],
+        sampler: str,
+        seed: int,
+        options: Mapping[str, Any],
+        trials: int,
+    ):
+        optuna = self.optuna = load_optuna()
+        self.folder, self.space, self.seed = folder, space, seed
+        self.distributions = spaces.distributions(space)
+        self.make_sampler = _sampler(optuna, sampler, self.distributions, trials)
+        self.storage = _storage(optuna, folder, storage)
+        try:
+            made = optuna.create_study(
+                study_name=name,
+                storage=self.storage,
+                direction="maximize",
+                pruner=optuna.pruners.NopPruner(),
+                load_if_exists=True,
+            )
+        except Exception as error:
+            raise ValueError(f"storage: cannot be used ({why(error)}), got {storage or folder / JOURNAL}") from error
+        self.study, wanted = made, json.loads(json.dumps(options))
+        found = made.user_attrs.get(OPTIONS)
+        if found is None:
+            made.set_user_attr(OPTIONS, wanted)
+        elif found != wanted:
+            different = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+            raise ValueError(f"study: has other options ({', '.join(different[:3])}), got {name}; choose another name")
+
+    def count(self) -> int:
+        """Return the number of trials so far, of all searches."""
+        return len(self.study.get_trials(deepcopy=False))
+
+    def mine(self, round: int) -> list[Any]:
+        """Return the trials of a round of this search, as Optuna's FrozenTrials."""
+        of_round = {"folder": self.folder.name, "round": round}
+        return [t for t in self.study.get_trials(deepcopy=False) if of_round.items() <= t.user_attrs.items()]
+
+    def ask(self, round: int, count: int, base: Sequence[int] = ()) -> list[Any]:
+        """Draw trials until the round has `count`, and add each to the storage. Return all of the round."""
+        optuna = self.optuna
+        for place in range(len(self.mine(round)), count):
+            before = self.study.get_trials(deepcopy=False)
+            sampler = self.make_sampler([self.seed, len(before), *base])
+            mirror = optuna.create_study(direction="maximize", sampler=sampler, pruner=optuna.pruners.NopPruner())
+            mirror.add_trials(before)
+            mirror.ask(self.distributions)
+            drawn = mirror.get_trials(deepcopy=False)[-1]
+            values = {d.name: spaces.value_of(d, drawn.params[d.name]) for d in self.space}
+            attributes = {"folder": self.folder.name, "round": round, "place": place, "values": values}
+            self.study.add_trial(
+                optuna.trial.create_trial(
+                    state=optuna.trial.TrialState.RUNNING,
+                    params=drawn.params,
+                    distributions=self.distributions,
+                    user_attrs=json.loads(json.dumps(attributes)),
+                    system_attrs=drawn.system_attrs,
+                )
+            )
+        return self.mine(round)
+
+    def tell(self, trial: Trial) -> None:
+        """Record the result of a trial, unless it has one."""
+        state = self.optuna.trial.TrialState
+        kept = self.study.get_trials(deepcopy=False)[trial.number]
+        if kept.state.is_finished():
+            return
+        about = {name: getattr(trial, name) for name in ("scores", "steps", "rung", "parent", "env_steps_at_end")}
+        about |= {"status": trial.status, "final_values": dict(trial.values)}
+        for name, value in about.items():
+            self.storage.set_trial_user_attr(kept._trial_id, name, value)
+        if trial.status == "failed" or trial.score is None:
+            self.study.tell(trial.number, state=state.FAIL)
+        elif trial.status == "stopped":
+            self.storage.set_trial_intermediate_value(kept._trial_id, trial.steps, trial.score)
+            self.study.tell(trial.number, state=state.PRUNED)
+        else:
+            self.study.tell(trial.number, trial.score)
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return all trials of the study, of all searches."""
+        found = []
+        for kept in self.study.get_trials(deepcopy=False):
+            about = kept.user_attrs
+            score = kept.value if kept.value is not None else [*kept.intermediate_values.values(), None][0]
+            common = {name: about.get(name, 0) for name in ("steps", "rung", "env_steps_at_end")}
+            scores, values = tuple(about.get("scores", ())), about.get("final_values", about.get("values", {}))
+            status = about.get("status", "running") if kept.state.is_finished() else "running"
+            more = {"status": status, "parent": about.get("parent")}
+            found.append(Trial(kept.number, values, scores, score if status != "running" else None, **common, **more))
+        return tuple(found)
+
+
+def _storage(optuna: Any, folder: Path, url: str) -> Any:
+    """Return Optuna's storage. Raise ValueError if it cannot be reached."""
+    if not url:
+        path = folder / JOURNAL
+        _mend(path)
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    try:
+        return optuna.storages.get_storage(url)
+    except Exception as error:  # of a database's package
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"storage: cannot be reached ({reason}), got {url}; use a URL such as sqlite:///study.db") from None
+
+
+def _mend(path: Path) -> None:
+    """Cut the last line of a journal if a process was killed while it wrote it, and remove that process's lock."""
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink()
+    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def _sampler(optuna: Any, kind: str, distributions: Mapping[str, Any], trials: int) -> Any:
+    """Return a function that makes the sampler of one trial from the numbers of its seed."""
+    import numpy as np
+
+    samplers = optuna.samplers
+    number = lambda words: int(np.random.SeedSequence([*words]).generate_state(1)[0])
+    if kind == "random":
+        return lambda words: samplers.RandomSampler(seed=number(words))
+    if kind == "grid":
+        grid = _grid(distributions, trials)
+        return lambda words: samplers.GridSampler(grid, seed=number(words[:1]))
+    if kind == "cmaes":
+        return lambda words: samplers.CmaEsSampler(seed=number(words), n_startup_trials=NUM_STARTUP)
+    return lambda words: samplers.TPESampler(seed=number(words), n_startup_trials=NUM_STARTUP)
+
+
+def _grid(distributions: Mapping[str, Any], trials: int) -> dict[str, list[Any]]:
+    """Return the points of a grid of at most `trials` trials: all choices, and equally many of each range, if any fit.
+
+    The points of a range are evenly spaced on its scale, both ends included.
+    """
+    import numpy as np
+
+    ranges = [name for name, each in distributions.items() if not hasattr(each, "choices")]
+    chosen = math.prod(len(each.choices) for each in distributions.values() if hasattr(each, "choices"))
+    count = max(2, int((trials / chosen) ** (1 / max(len(ranges), 1)) + 1e-9))
+    found: dict[str, list[Any]] = {}
+    for name, each in distributions.items():
+        if name not in ranges:
+            found[name] = list(each.choices)
+            continue
+        points = (np.geomspace if each.log else np.linspace)(each.low, each.high, count).clip(each.low, each.high)
+        is_whole = isinstance(each.low, int)
+        found[name] = sorted({round(float(x)) for x in points}) if is_whole else [float(x) for x in points]
+    number = math.prod(map(len, found.values()))
+    if number > trials:
+        raise ValueError(f"trials: a grid of this space has at least {number} points, got {trials}; use {number}")
+    return found
