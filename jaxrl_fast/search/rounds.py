@@ -26,6 +26,7 @@ from jaxrl_fast.sweep import directory, grid, prepare
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.sweep.worker import run_group
 from jaxrl_fast.utils.files import replace
+from jaxrl_fast.utils.formatting import counted, short_number
 
 SCORES = "scores-{}.json"  # of a stage, by its number
 Owner = tuple[int, int]  # the place of a trial in the round, and of the seed
@@ -115,14 +116,16 @@ def run(
         alive = sorted({place for program in programs for place, _ in program.owners})
         scores = {place: [math.nan] * len(round.seeds) for place in alive}
         for program in programs:
-            note(f"{program.folder.name} · {len(program.owners)} members to step {end}")
+            part = f" · stage {stage + 1} of {len(ends)}" if len(ends) > 1 else ""
+            note(f"{program.folder.name}{part} · {counted(len(program.owners), 'member')} to step {short_number(end)}")
             evaluations, failure = trained(program, stage, end, terminal)
             for (place, i), own in zip(program.owners, evaluations, strict=True):
                 scores[place][i] = score_of(own, options.score)
                 if failure:
                     found.failures[place] = failure
+                found.steps[place] = own[-1][0] if own else end
         for place in alive:
-            found.scores[place], found.steps[place], found.stage[place] = tuple(scores[place]), end, stage
+            found.scores[place], found.stage[place] = tuple(scores[place]), stage
         if stage + 1 == len(ends):
             break
         if round.schedule:

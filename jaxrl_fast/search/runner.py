@@ -199,7 +199,12 @@ def _tests(
 ) -> dict[int, tuple[float, ...]]:
     """Train the winners and the default settings with the test seeds. Return the scores by trial."""
     own = search.own
-    winners = sorted(_scored(study), key=lambda trial: (-float(trial.score or 0), trial.number))[: own.winners]
+    best = sorted(_scored(study), key=lambda trial: (-float(trial.score or 0), trial.number))
+    histories = _schedule(search, [trial.number for trial in best], {}) or [[trial.values for trial in best]]
+    distinct: dict[str, Trial] = {}
+    for trial, history in zip(best, zip(*histories)):
+        distinct.setdefault(repr(history), trial)
+    winners = [*distinct.values()][: own.winners]
     if not own.test_seeds or not winners:
         return {}
     path = search.folder / TESTS

@@ -69,7 +69,7 @@ def execute(
             while_training.enter_context(startup.opened_resources(progress, terminal))
             program = startup.compile_program(progress, terminal, cache)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
-            trainer.stop_at = until
+            trainer.stop_at, progress.has_curve = until, until is None
             progress.mark_running()
             with signals.stop_signals(trainer.stop), trainer.saved_if_env_fails():
                 trainer.train()
