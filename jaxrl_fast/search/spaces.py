@@ -159,9 +159,8 @@ def value_of(dimension: Dimension, drawn: Any) -> Any:
     """Return the option's value for its drawn variable."""
     if dimension.kind == "choice":
         return next(value for value in dimension.values if word(value) == drawn)
-    if dimension.scale == "power_of_two":
-        return 2 ** int(drawn)
-    return _clip(dimension, 1 - drawn if dimension.scale == "one_minus" else drawn)
+    value = 1 - drawn if dimension.scale == "one_minus" else 2**drawn if dimension.scale == "power_of_two" else drawn
+    return _clip(dimension, value)
 
 
 def drawn_of(dimension: Dimension, value: Any) -> Any:
@@ -198,16 +197,32 @@ def perturb(dimension: Dimension, value: Any, rng: "np.random.Generator") -> Any
 
 def resample(dimension: Dimension, rng: "np.random.Generator") -> Any:
     """Return a value that is drawn uniformly on the dimension's scale."""
+    return at(dimension, rng.random())
+
+
+def at(dimension: Dimension, share: float) -> Any:
+    """Return the value at a position on the dimension's scale: a share of its length, from 0 to 1."""
     if dimension.kind == "choice":
-        return dimension.values[int(rng.integers(len(dimension.values)))]
+        return dimension.values[min(int(share * len(dimension.values)), len(dimension.values) - 1)]
     low, high = _ends(dimension)
+    margin = 0.5 if dimension.kind == "whole" else 0.0  # so that the ends have the same share as other numbers
+    if dimension.scale == "one_minus":  # the larger x, the smaller 1 - x
+        share = 1 - share
     if dimension.scale in ("log", "one_minus"):
-        margin = 0.5 if dimension.kind == "whole" else 0.0  # so that rounding gives the ends their share
-        drawn = math.exp(rng.uniform(math.log(low - margin), math.log(high + margin)))
-        return value_of(dimension, round(drawn) if dimension.kind == "whole" else drawn)
-    if dimension.kind == "whole":
-        return value_of(dimension, int(rng.integers(int(low), int(high) + 1)))
-    return value_of(dimension, rng.uniform(low, high))
+        drawn = (low - margin) * ((high + margin) / (low - margin)) ** share
+    else:
+        drawn = low - margin + share * (high - low + 2 * margin)
+    return value_of(dimension, round(drawn) if dimension.kind == "whole" else drawn)
+
+
+def position(dimension: Dimension, value: Any) -> float:
+    """Return the position of a value on the dimension's scale, from 0 to 1; of a choice, that among the choices."""
+    if dimension.kind == "choice":
+        return [*map(word, dimension.values)].index(word(value)) / (len(dimension.values) - 1)
+    (low, high), drawn = _ends(dimension), drawn_of(dimension, value)
+    is_log = dimension.scale in ("log", "one_minus")
+    share = math.log(drawn / low) / math.log(high / low) if is_log else (drawn - low) / (high - low)
+    return 1 - share if dimension.scale == "one_minus" else share
 
 
 def text_of(dimension: Dimension) -> str:
@@ -300,20 +315,14 @@ def _range(option: Option, origin: str, first: Any, last: Any, scale: str | None
     whole = isinstance(low, int) and isinstance(high, int)
     low, high = (low, high) if whole else (float(low), float(high))
     are_powers = whole and _is_power_of_two(low) and _is_power_of_two(high)
-    possible = {
-        "linear": True,
-        "log": low > 0,
-        "one_minus": not whole and high < 1,
-        "power_of_two": are_powers,
-    }
-    if scale is None:
-        scale = _default_scale(option, low, high, are_powers)
-    elif scale not in possible:
-        hint = nearest(scale, possible) or f"; there are {join_names(possible)}"
+    needs = {"log": "a range above 0", "one_minus": "real numbers below 1", "power_of_two": "two powers of two"}
+    is_possible = {"linear": True, "log": low > 0, "one_minus": not whole and high < 1, "power_of_two": are_powers}
+    scale = scale or _default_scale(option, low, high, are_powers)
+    if scale not in SCALES:
+        hint = nearest(scale, SCALES) or f"; there are {join_names(SCALES)}"
         raise ValueError(f"{origin}: unknown scale {scale!r}{hint}")
-    elif not possible[scale]:
-        needed = {"log": "a range above 0", "one_minus": "real numbers below 1", "power_of_two": "two powers of two"}
-        raise ValueError(f"{origin}: the scale {scale} needs {needed[scale]}, {got}; change the range or the scale")
+    if not is_possible[scale]:
+        raise ValueError(f"{origin}: the scale {scale} needs {needs[scale]}, {got}; change the range or the scale")
     return Dimension(option.name, "whole" if whole else "real", low, high, typing.cast(Scale, scale))
 
 

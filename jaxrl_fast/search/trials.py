@@ -54,3 +54,12 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
     """
     scored = [trial for trial in trials if trial.score is not None and trial.status != "running"]
     return sorted(scored, key=lambda t: (t.score == -math.inf, -t.rung, -(t.score or 0.0), t.number))
+
+
+def best_of(result: Result) -> Trial | None:
+    """Return the trial with the best tuning score, or None if no trial has one.
+
+    The test scores do not choose it: they would not be an honest estimate of the chosen trial's score then.
+    """
+    best = next(iter(ranked(result.trials)), None)
+    return best if best and best.score != -math.inf else None

@@ -14,11 +14,13 @@ from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.search.spaces import (
     SHIPPED,
     Dimension,
+    at,
     default_space,
     distributions,
     drawn_of,
     parse,
     perturb,
+    position,
     resample,
     text_of,
     value_of,
@@ -254,6 +256,16 @@ def test_values_drawn_by_optuna_are_in_the_range(dimension):
         assert len({*values}) > 2
     if dimension.scale == "power_of_two":
         assert {*values} == {8, 16, 32, 64}
+
+
+@pytest.mark.parametrize("dimension", SPACE, ids=NAMES)
+def test_position_is_inverse_of_at_and_covers_the_scale(dimension):
+    ends = dimension.values[:: len(dimension.values) - 1] if dimension.values else (dimension.low, dimension.high)
+    found = at(dimension, 0.0), at(dimension, 1.0)
+    assert found == (pytest.approx(ends) if dimension.kind == "real" else ends)
+    assert [position(dimension, value) for value in ends] == pytest.approx([0, 1])
+    if dimension.kind == "real":
+        assert [position(dimension, at(dimension, share)) for share in (0.2, 0.7)] == pytest.approx([0.2, 0.7])
 
 
 @pytest.mark.parametrize(
