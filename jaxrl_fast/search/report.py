@@ -24,6 +24,10 @@ SCORES = {
     "best": "mean return of the best evaluation, which promises too much: its luck is chosen too",
     "area": "mean return over all evaluations, the area below the curve",
 }
+OF_SCHEDULES = (
+    "The values are those at the end of population-based training. A test repeats the whole schedule of values, which "
+    "a preset cannot hold."
+)
 
 
 def write(folder: Path, result: Result) -> list[str]:
@@ -66,6 +70,7 @@ def preset_of(result: Result, best: Trial) -> str:
     test = f"; on test seeds {mean_of(result.test[best.number])}" if best.number in result.test else ""
     says = f"# Found by a search of {formatting.counted(len(result.trials), 'trial')}: trial {best.number}, score "
     says += f"{mean_of(best.scores)} on {formatting.counted(len(best.scores), 'tuning seed')}{test}."
+    says += f"\n# {OF_SCHEDULES}" if result.scheduler == "pbt" else ""
     return f"{says}\n{yaml.safe_dump(values, sort_keys=False)}"
 
 
@@ -103,44 +108,32 @@ def summary(result: Result) -> list[str]:
     for status, what in (("stopped", "stopped early"), ("failed", "failed"), ("running", "not finished")):
         if number := sum(trial.status == status for trial in result.trials):
             lines.append(f"- {number} of {counted}: {what}.")
-    scores = [score for trial in result.trials for score in trial.scores]
+    scored = ranked(result.trials)
+    scores = [score for trial in scored for score in trial.scores]
     if diverged := sum(not math.isfinite(score) for score in scores):
-        trials = sum(not all(map(math.isfinite, trial.scores)) for trial in result.trials)
+        trials = sum(trial.score == -math.inf for trial in scored)
         lines.append(f"- {trials} of {counted} diverged, {diverged} of {len(scores)} seeds; they are ranked last.")
     return lines
 
 
 def as_markdown(result: Result, lines: Sequence[str], figure_names: Sequence[str]) -> str:
     """Return the report as Markdown. `lines` is its summary."""
-    options = result.settings.options
-    title = (
-        f"# Search of {result.settings.algo_name.upper()} on {name_of(options.env)}, {options.num_envs} environments"
-    )
-    tested = [trial for trial in ranked(result.trials) if trial.number in result.test]
-    parts = [title, "", *lines, "", _about_scores(result), ""]
-    if best := best_of(result):
-        parts += [
-            "## Best settings",
-            "",
-            *_table(["option", "searched", "base run", "best"], _settings(result, best)),
-            "",
-        ]
-    if tested:
+    settings, best = result.settings, best_of(result)
+    where = f"{name_of(settings.options.env)}, {formatting.counted(settings.options.num_envs, 'environment')}"
+    parts = [f"# Search of {settings.algo_name.upper()} on {where}", "", *lines, "", _about_scores(result), ""]
+    if best:
+        searched = lambda d: text_of(d).removeprefix(f"{d.name} ")
+        values = lambda d: [_cell(settings.value(d.name)), _cell(best.values.get(d.name))]
+        rows: list[list[Any]] = [[d.name, searched(d), *values(d)] for d in result.space]
+        parts += ["## Best settings", "", *_table(["option", "searched", "base run", "best"], rows), ""]
+    if tested := [trial for trial in ranked(result.trials) if trial.number in result.test]:
         heads = ["trial", "tuning score", "test score", "promised too much by"]
-        excess = [_excess(result, trial) for trial in tested]
-        rows = [
-            [
-                trial.number,
-                mean_of(trial.scores),
-                mean_of(result.test[trial.number]),
-                _number(x) if math.isfinite(x) else "",
-            ]
-            for trial, x in zip(tested, excess)
-        ]
+        scores = lambda t: [mean_of(t.scores), mean_of(result.test[t.number])]
+        rows = [[trial.number, *scores(trial), _number(_excess(result, trial))] for trial in tested]
         parts += ["## On test seeds", "", *_table(heads, rows), ""]
     if result.trials:
         parts += [f"## The best {min(MAX_ROWS, len(result.trials))} of {len(result.trials)} trials", ""]
-        parts += [*_table(*_trials(result)), "", f"All trials are in {TABLE}.", ""]
+        parts += [*_trials(result), "", f"All trials are in {TABLE}.", ""]
     parts += [f"![{Path(name).stem.replace('_', ' ')}]({name})\n" for name in figure_names]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -172,32 +165,25 @@ def _about_scores(result: Result) -> str:
         f"A score is the {SCORES.get(result.score_kind, result.score_kind)}, and its mean over {seeds(result.seeds)} "
     )
     text += "ranks a trial. Intervals are 95% bootstrap intervals of the mean over seeds. "
+    text += f"{OF_SCHEDULES} " if result.scheduler == "pbt" else ""
     if not result.test:
         return f"{text}No trial has been trained on test seeds, so the scores of the best trials promise too much."
     text += f"The best of many scores is partly luck, so the winners are trained again on {seeds(result.test_seeds)}. "
     return f"{text}Only the test score is an estimate of what these settings reach."
 
 
-def _settings(result: Result, best: Trial) -> list[list[str]]:
-    """Return the rows of the best trial's values, next to those of the base run."""
-    base = result.settings.value
-    row = lambda d: [d.name, text_of(d).removeprefix(f"{d.name} "), _cell(base(d.name)), _cell(best.values[d.name])]
-    return [row(dimension) for dimension in result.space if dimension.name in best.values]
-
-
-def _trials(result: Result) -> tuple[list[str], list[list[Any]]]:
-    """Return heads and rows of the best trials."""
+def _trials(result: Result) -> list[str]:
+    """Return the table of the best trials as Markdown lines, with those without a score at its end."""
     best = ranked(result.trials)
-    others = [trial for trial in result.trials if trial not in best]
-    shows_rungs = any(trial.rung for trial in result.trials)
-    heads = ["trial", "score", *(dimension.name for dimension in result.space), "status", "steps"]
-    heads += ["rung"] if shows_rungs else []
-    rows = []
-    for trial in (best + others)[:MAX_ROWS]:
+    shown = (best + [trial for trial in result.trials if trial not in best])[:MAX_ROWS]
+    heads = ["trial", "score", *(dimension.name for dimension in result.space), "status", "steps", "rung"]
+    rows: list[list[Any]] = []
+    for trial in shown:
         values = [_cell(trial.values.get(dimension.name)) for dimension in result.space]
-        row = [trial.number, mean_of(trial.scores) if trial.scores else "", *values, trial.status]
-        rows.append([*row, formatting.short_number(trial.steps), *([trial.rung] if shows_rungs else [])])
-    return heads, rows
+        score = "" if trial.score is None else mean_of(trial.scores)
+        rows.append([trial.number, score, *values, trial.status, formatting.short_number(trial.steps), trial.rung])
+    without_rungs = None if any(trial.rung for trial in result.trials) else -1
+    return _table(heads[:without_rungs], [row[:without_rungs] for row in rows])
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -222,7 +208,9 @@ def _excess(result: Result, trial: Trial) -> float:
 
 
 def _number(score: float) -> str:
-    """Return a score with one digit behind the point, or with four significant digits below 10."""
+    """Return a score with one digit behind the point, or with four significant digits below 10; "" if not finite."""
+    if not math.isfinite(score):
+        return ""
     return f"{score:.1f}" if abs(score) >= 10 or score == 0 else f"{score:.4g}"
 
 

@@ -28,56 +28,28 @@ DEFAULT = "default"  # the word for the shipped space
 Scale = Literal["linear", "log", "one_minus", "power_of_two"]
 SCALES = {"linear": "", "log": "log", "one_minus": "1 - x, log", "power_of_two": "powers of two"}
 SIZES = ("num_envs", "rollout_length", "num_minibatches", "batch_size", "critic_width", "sequence_length", "size")
+DISCOUNTS = ("gamma", "lambda")  # end the names of numbers in [0, 1], also without declared bounds
 LOG_FROM = 10.0  # ratio of the ends from which a range is logarithmic
 FACTORS = (0.8, 1.25)  # of a perturbation (Jaderberg et al. 2017 use 0.8 and 1.2)
 SHARE = 0.1  # of the range, by which a perturbation moves a number on a linear scale
 
-# Shipped spaces. They have real numbers only, so that one program trains all trials of a round. Ranges are those of
-# ARLBench (Becktepe et al. 2024, `get_hpo_config_space`) and of RL Baselines3 Zoo (`hyperparams_opt.py`), without the
-# parts where nothing learns: learning rates above 0.01, discounts below 0.9, and lambdas below 0.8.
-_OF_CRITICS = (
-    "learning_rate=1e-5..1e-2",
-    "critic_learning_rate=1e-5..1e-2",
-    "gamma=0.9..0.9999",
-    "target.tau=0.001..0.08",  # Zoo
-)
-_OF_DDPG = (*_OF_CRITICS, "noise.std=0..1")  # Zoo
+# Shipped spaces. They have real numbers only, so that one program trains all trials of a round. Ranges are from RL
+# Baselines3 Zoo (`hyperparams_opt.py`: clip_coef, entropy_coef, max_grad_norm of PPO, explore.end, tau of critics,
+# noise.std) and from ARLBench (Becktepe et al. 2024, `get_hpo_config_space`: the other ranges that it has), without the
+# parts where little is learned: learning rates above 0.01, discounts below 0.9, lambdas below 0.8, and weights near 0.
+_ALL = "learning_rate=1e-5..1e-2 gamma=0.9..0.9999"
+_VALUES = f"{_ALL} explore.end=0..0.2 optimizer.max_grad_norm=0.5..50"
+_CRITICS = f"{_ALL} critic_learning_rate=1e-5..1e-2 target.tau=0.001..0.08"
 SHIPPED = {
-    "ppo": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "gae_lambda=0.8..0.9999",  # ARLBench
-        "clip_coef=0.1..0.4",  # Zoo
-        "value_coef=linear:0.1..1",  # ARLBench, from 0
-        "entropy_coef=1e-8..0.1",  # Zoo
-        "optimizer.max_grad_norm=0.3..2",  # Zoo
-    ),
-    "dqn": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "explore.end=0..0.2",  # Zoo
-        "target.tau=0.01..1",  # ARLBench, from 0
-        "optimizer.max_grad_norm=0.5..50",
-    ),
-    "pqn": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "q_lambda=0..0.95",
-        "explore.end=0..0.2",
-        "optimizer.max_grad_norm=0.5..50",
-    ),
-    "sac": (*_OF_CRITICS, "temperature=0.01..1"),  # ARLBench, from 0
-    "td3": (*_OF_DDPG, "target_noise=0..0.5"),
-    "ddpg": _OF_DDPG,
-    "reppo": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "return_lambda=0.8..0.9999",
-        "kl_bound=0.01..1",
-        "kl_multiplier=1e-3..0.1",
-        "temperature=1e-3..0.1",
-        "optimizer.max_grad_norm=0.3..2",
-    ),
+    "ppo": f"{_ALL} gae_lambda=0.8..0.9999 clip_coef=0.1..0.4 value_coef=linear:0.1..1 entropy_coef=1e-8..0.1 "
+    "optimizer.max_grad_norm=0.3..2",
+    "dqn": f"{_VALUES} target.tau=0.01..1",
+    "pqn": f"{_VALUES} q_lambda=0..0.95",
+    "sac": f"{_CRITICS} temperature=0.01..1",
+    "td3": f"{_CRITICS} noise.std=0..1 target_noise=0..0.5",
+    "ddpg": f"{_CRITICS} noise.std=0..1",
+    "reppo": f"{_ALL} return_lambda=0.8..0.9999 kl_bound=0.01..1 kl_multiplier=1e-3..0.1 temperature=1e-3..0.1 "
+    "optimizer.max_grad_norm=0.3..2",
 }
 
 
@@ -98,7 +70,7 @@ def default_space(algo: str) -> tuple[str, ...]:
         raise ValueError(
             f"over: {DEFAULT} is for {join_names(SHIPPED)}, got {algo}; name options: learning_rate=LOW..HIGH"
         )
-    return SHIPPED[algo]
+    return tuple(SHIPPED[algo].split())
 
 
 def parse(
@@ -334,7 +306,8 @@ def _default_scale(option: Option, low: float, high: float, are_powers: bool) ->
     """
     if are_powers and option.name.rpartition(".")[2] in SIZES:
         return "power_of_two"
-    if isinstance(low, float) and option.bounds and option.bounds.max <= 1 and low >= 0.5 and high < 1:
+    is_share = option.bounds is not None and option.bounds.max <= 1 or option.name.endswith(DISCOUNTS)
+    if is_share and isinstance(low, float) and low >= 0.5 and high < 1:
         return "one_minus"
     return "log" if low > 0 and high / low >= LOG_FROM * (1 - 1e-9) else "linear"
 

@@ -45,16 +45,19 @@ def test_score_is_the_mean_and_a_diverged_seed_is_the_worst():
     assert score_of([500.0, math.nan]) == score_of([500.0, -math.inf]) == score_of([]) == -math.inf
 
 
-def test_ranking_puts_later_rungs_first_and_diverged_trials_last():
-    trial = lambda number, score, rung, status="complete": Trial(number, {}, (score or 0.0,), score, 1, rung, status)
+def test_ranking_puts_longer_trials_first_and_diverged_ones_last():
+    trial = lambda number, score, steps, status="complete", rung=0: Trial(
+        number, {}, (score or 0.0,), score, steps, rung, status
+    )
     trials = [
-        trial(0, 400.0, 0, "stopped"),
-        trial(1, 300.0, 2),
-        trial(2, -math.inf, 2, "diverged"),
-        trial(3, 300.0, 2),
-        trial(4, 350.0, 2),
+        trial(0, 400.0, 1000, "stopped", rung=2),
+        trial(1, 300.0, 9000),  # of a bracket of Hyperband that begins with all steps
+        trial(2, -math.inf, 9000, "diverged", rung=2),
+        trial(3, 300.0, 9000, rung=2),
+        trial(4, 350.0, 9000, rung=2),
         trial(5, None, 0, "running"),
-        trial(6, 999.0, 2, "running"),
+        trial(6, 999.0, 9000, "running"),
+        trial(7, None, 9000, "failed"),
     ]
     assert [t.number for t in ranked(trials)] == [4, 1, 3, 0, 2]
 
@@ -154,6 +157,23 @@ def test_report_counts_diverged_stopped_and_failed_trials(tmp_path):
         line.split(" | ")[0].strip("| ") for line in text.partition("## The best")[2].splitlines() if "| 1k" in line
     ]
     assert order == ["0", "3", "1", "2", "4"]
+
+
+def test_failed_trial_has_no_score(tmp_path):
+    result = made(scores=((1.0, 3.0), (math.nan, math.nan)), status=("complete", "failed"))
+    result = result._replace(trials=(result.trials[0], result.trials[1]._replace(score=None)))
+    text = text_of(result, tmp_path)
+    assert "- 1 of 2 trials: failed." in text and "diverged" not in text
+    assert "| 1 |  |" in text
+
+
+def test_preset_of_population_based_training_says_that_values_changed(tmp_path):
+    result = made()._replace(scheduler="pbt")
+    text = text_of(result, tmp_path)
+    assert "A test repeats the whole schedule of values, which a preset cannot hold." in text
+    preset = (tmp_path / "best.yaml").read_text(encoding="utf-8")
+    assert "# The values are those at the end of population-based training." in preset
+    assert from_keywords(str(tmp_path / "best.yaml")).agent == result.settings.replace(**result.trials[1].values).agent
 
 
 def test_intervals_are_bootstrap_intervals_of_the_mean():

@@ -1,5 +1,6 @@
 """Test what a search reads as its space, and how values are drawn from it."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.config.load import from_keywords
 from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.search.spaces import (
     SHIPPED,
     Dimension,
@@ -118,6 +120,17 @@ def test_shipped_space_has_real_numbers_of_one_program_around_the_defaults(algo)
         default = options[dimension.name].default
         assert dimension.low <= default <= dimension.high, dimension.name
     assert read("default", algo=algo) == read(*default_space(algo), algo=algo)
+
+
+def test_discounts_of_custom_algorithms_need_no_bounds():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        rollout_length: int = 8
+        gamma: float = 0.99
+        share: float = 0.9
+
+    found = parse(["gamma=0.9..0.99", "share=0.9..0.99"], options_of(Config), "custom")
+    assert [dimension.scale for dimension in found] == ["one_minus", "linear"]
 
 
 def test_every_algorithm_has_a_shipped_space():
