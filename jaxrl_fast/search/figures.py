@@ -15,7 +15,7 @@ from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.importing import name_of
 
 MAX_COLUMNS = 3  # panels side by side
-MIN_TRIALS = 10  # with a score, for an importance
+MIN_TRIALS = 20  # with a score, for an importance: 5 in the best quarter
 TARGET = 0.25  # the share of trials that count as good for an importance
 MAX_TICKS = 9  # labeled choices on an axis
 

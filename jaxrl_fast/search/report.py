@@ -99,7 +99,9 @@ def summary(result: Result) -> list[str]:
             says = f"- On test seeds trial {other} scores more, {mean_of(result.test[other])}."
             lines.append(f"{says} If you choose it for that, test it on further seeds.")
     if DEFAULT in result.test:
-        lines.append(f"- The base settings: {mean_of(result.test[DEFAULT])} on the same test seeds.")
+        base = f"- The base settings: {mean_of(result.test[DEFAULT])} on the same test seeds"
+        is_better = best and score_of(result.test.get(best.number, ())) > score_of(result.test[DEFAULT])
+        lines.append(f"{base}." if is_better else f"{base}, so this search has found nothing better.")
     steps = formatting.short_number(max((trial.env_steps_at_end for trial in result.trials), default=0))
     counted = formatting.counted(len(result.trials), "trial")
     effort = f"{counted} with {formatting.counted(len(result.seeds), 'seed')} each, {steps} environment steps together"

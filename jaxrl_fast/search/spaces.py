@@ -35,8 +35,9 @@ SHARE = 0.1  # of the range, by which a perturbation moves a number on a linear 
 
 # Shipped spaces. They have real numbers only, so that one program trains all trials of a round. Ranges are from RL
 # Baselines3 Zoo (`hyperparams_opt.py`: clip_coef, entropy_coef, max_grad_norm of PPO, explore.end, tau of critics,
-# noise.std) and from ARLBench (Becktepe et al. 2024, `get_hpo_config_space`: the other ranges that it has), without the
-# parts where little is learned: learning rates above 0.01, discounts below 0.9, lambdas below 0.8, and weights near 0.
+# noise.std) and from ARLBench (Becktepe et al. 2024, `get_hpo_config_space`: value_coef, gae_lambda, tau of DQN,
+# temperature, and the order of the learning rates), without the parts where little is learned. Neither has the further
+# options of PQN, REPPO and TD3, and the gradient's bound of DQN.
 _ALL = "learning_rate=1e-5..1e-2 gamma=0.9..0.9999"
 _VALUES = f"{_ALL} explore.end=0..0.2 optimizer.max_grad_norm=0.5..50"
 _CRITICS = f"{_ALL} critic_learning_rate=1e-5..1e-2 target.tau=0.001..0.08"

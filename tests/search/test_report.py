@@ -73,6 +73,13 @@ def test_best_trial_is_chosen_by_tuning_scores_alone():
     assert base == "- The base settings: 1 (1 to 1) on the same test seeds."
 
 
+def test_report_says_that_the_base_settings_are_not_worse():
+    line = report.summary(made(test={1: (3.0, 3.0), DEFAULT: (3.0, 3.0)}))[1]
+    assert line == "- The base settings: 3 (3 to 3) on the same test seeds, so this search has found nothing better."
+    diverged = report.summary(made(test={1: (3.0, 3.0), DEFAULT: (math.nan, 9.0)}))[1]
+    assert diverged == "- The base settings: 9, 1 of 2 diverged on the same test seeds."
+
+
 def test_preset_trains_the_best_trial(tmp_path):
     result = made(total_steps=123_456, seed=7, num_seeds=3, log_level="quiet", save_every=0, loggers=[])
     report.write(tmp_path, result)
@@ -203,8 +210,8 @@ def test_search_without_a_best_trial_writes_no_preset(result, first, tmp_path):
 @pytest.mark.parametrize(
     ("over", "number", "names"),
     [
-        (OVER, 12, {"progress.png", "options.png", "importance.png", "parallel.png"}),
-        (OVER, 9, {"progress.png", "options.png", "parallel.png"}),  # too few for an importance
+        (OVER, 20, {"progress.png", "options.png", "importance.png", "parallel.png"}),
+        (OVER, 19, {"progress.png", "options.png", "parallel.png"}),  # too few for an importance
         (OVER, 1, {"progress.png", "options.png"}),
         (["gamma=0.9..0.9999"], 12, {"progress.png", "options.png"}),
     ],
@@ -219,7 +226,7 @@ def test_figures_are_drawn_without_warnings(over, number, names, tmp_path):
 
 
 def test_equal_scores_have_no_importance():
-    assert "importance.png" not in figures.of(made(scores=[(500.0,)] * 12))
+    assert "importance.png" not in figures.of(made(scores=[(500.0,)] * 24))
 
 
 def test_importance_finds_the_option_that_decides():
