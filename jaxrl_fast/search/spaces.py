@@ -28,56 +28,29 @@ DEFAULT = "default"  # the word for the shipped space
 Scale = Literal["linear", "log", "one_minus", "power_of_two"]
 SCALES = {"linear": "", "log": "log", "one_minus": "1 - x, log", "power_of_two": "powers of two"}
 SIZES = ("num_envs", "rollout_length", "num_minibatches", "batch_size", "critic_width", "sequence_length", "size")
+DISCOUNTS = ("gamma", "lambda")  # end the names of numbers in [0, 1], also without declared bounds
 LOG_FROM = 10.0  # ratio of the ends from which a range is logarithmic
 FACTORS = (0.8, 1.25)  # of a perturbation (Jaderberg et al. 2017 use 0.8 and 1.2)
 SHARE = 0.1  # of the range, by which a perturbation moves a number on a linear scale
 
-# Shipped spaces. They have real numbers only, so that one program trains all trials of a round. Ranges are those of
-# ARLBench (Becktepe et al. 2024, `get_hpo_config_space`) and of RL Baselines3 Zoo (`hyperparams_opt.py`), without the
-# parts where nothing learns: learning rates above 0.01, discounts below 0.9, and lambdas below 0.8.
-_OF_CRITICS = (
-    "learning_rate=1e-5..1e-2",
-    "critic_learning_rate=1e-5..1e-2",
-    "gamma=0.9..0.9999",
-    "target.tau=0.001..0.08",  # Zoo
-)
-_OF_DDPG = (*_OF_CRITICS, "noise.std=0..1")  # Zoo
+# Shipped spaces. They have real numbers only, so that one program trains all trials of a round. Ranges are from RL
+# Baselines3 Zoo (`hyperparams_opt.py`: clip_coef, entropy_coef, max_grad_norm of PPO, explore.end, tau of critics,
+# noise.std) and from ARLBench (Becktepe et al. 2024, `get_hpo_config_space`: value_coef, gae_lambda, tau of DQN,
+# temperature, and the order of the learning rates), without the parts where little is learned. Neither has the further
+# options of PQN, REPPO and TD3, and the gradient's bound of DQN.
+_ALL = "learning_rate=1e-5..1e-2 gamma=0.9..0.9999"
+_VALUES = f"{_ALL} explore.end=0..0.2 optimizer.max_grad_norm=0.5..50"
+_CRITICS = f"{_ALL} critic_learning_rate=1e-5..1e-2 target.tau=0.001..0.08"
 SHIPPED = {
-    "ppo": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "gae_lambda=0.8..0.9999",  # ARLBench
-        "clip_coef=0.1..0.4",  # Zoo
-        "value_coef=linear:0.1..1",  # ARLBench, from 0
-        "entropy_coef=1e-8..0.1",  # Zoo
-        "optimizer.max_grad_norm=0.3..2",  # Zoo
-    ),
-    "dqn": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "explore.end=0..0.2",  # Zoo
-        "target.tau=0.01..1",  # ARLBench, from 0
-        "optimizer.max_grad_norm=0.5..50",
-    ),
-    "pqn": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "q_lambda=0..0.95",
-        "explore.end=0..0.2",
-        "optimizer.max_grad_norm=0.5..50",
-    ),
-    "sac": (*_OF_CRITICS, "temperature=0.01..1"),  # ARLBench, from 0
-    "td3": (*_OF_DDPG, "target_noise=0..0.5"),
-    "ddpg": _OF_DDPG,
-    "reppo": (
-        "learning_rate=1e-5..1e-2",
-        "gamma=0.9..0.9999",
-        "return_lambda=0.8..0.9999",
-        "kl_bound=0.01..1",
-        "kl_multiplier=1e-3..0.1",
-        "temperature=1e-3..0.1",
-        "optimizer.max_grad_norm=0.3..2",
-    ),
+    "ppo": f"{_ALL} gae_lambda=0.8..0.9999 clip_coef=0.1..0.4 value_coef=linear:0.1..1 entropy_coef=1e-8..0.1 "
+    "optimizer.max_grad_norm=0.3..2",
+    "dqn": f"{_VALUES} target.tau=0.01..1",
+    "pqn": f"{_VALUES} q_lambda=0..0.95",
+    "sac": f"{_CRITICS} temperature=0.01..1",
+    "td3": f"{_CRITICS} noise.std=0..1 target_noise=0..0.5",
+    "ddpg": f"{_CRITICS} noise.std=0..1",
+    "reppo": f"{_ALL} return_lambda=0.8..0.9999 kl_bound=0.01..1 kl_multiplier=1e-3..0.1 temperature=1e-3..0.1 "
+    "optimizer.max_grad_norm=0.3..2",
 }
 
 
@@ -98,7 +71,7 @@ def default_space(algo: str) -> tuple[str, ...]:
         raise ValueError(
             f"over: {DEFAULT} is for {join_names(SHIPPED)}, got {algo}; name options: learning_rate=LOW..HIGH"
         )
-    return SHIPPED[algo]
+    return tuple(SHIPPED[algo].split())
 
 
 def parse(
@@ -159,9 +132,8 @@ def value_of(dimension: Dimension, drawn: Any) -> Any:
     """Return the option's value for its drawn variable."""
     if dimension.kind == "choice":
         return next(value for value in dimension.values if word(value) == drawn)
-    if dimension.scale == "power_of_two":
-        return 2 ** int(drawn)
-    return _clip(dimension, 1 - drawn if dimension.scale == "one_minus" else drawn)
+    value = 1 - drawn if dimension.scale == "one_minus" else 2**drawn if dimension.scale == "power_of_two" else drawn
+    return _clip(dimension, value)
 
 
 def drawn_of(dimension: Dimension, value: Any) -> Any:
@@ -198,16 +170,32 @@ def perturb(dimension: Dimension, value: Any, rng: "np.random.Generator") -> Any
 
 def resample(dimension: Dimension, rng: "np.random.Generator") -> Any:
     """Return a value that is drawn uniformly on the dimension's scale."""
+    return at(dimension, rng.random())
+
+
+def at(dimension: Dimension, share: float) -> Any:
+    """Return the value at a position on the dimension's scale: a share of its length, from 0 to 1."""
     if dimension.kind == "choice":
-        return dimension.values[int(rng.integers(len(dimension.values)))]
+        return dimension.values[min(int(share * len(dimension.values)), len(dimension.values) - 1)]
     low, high = _ends(dimension)
+    margin = 0.5 if dimension.kind == "whole" else 0.0  # so that the ends have the same share as other numbers
+    if dimension.scale == "one_minus":  # the larger x, the smaller 1 - x
+        share = 1 - share
     if dimension.scale in ("log", "one_minus"):
-        margin = 0.5 if dimension.kind == "whole" else 0.0  # so that rounding gives the ends their share
-        drawn = math.exp(rng.uniform(math.log(low - margin), math.log(high + margin)))
-        return value_of(dimension, round(drawn) if dimension.kind == "whole" else drawn)
-    if dimension.kind == "whole":
-        return value_of(dimension, int(rng.integers(int(low), int(high) + 1)))
-    return value_of(dimension, rng.uniform(low, high))
+        drawn = (low - margin) * ((high + margin) / (low - margin)) ** share
+    else:
+        drawn = low - margin + share * (high - low + 2 * margin)
+    return value_of(dimension, round(drawn) if dimension.kind == "whole" else drawn)
+
+
+def position(dimension: Dimension, value: Any) -> float:
+    """Return the position of a value on the dimension's scale, from 0 to 1; of a choice, that among the choices."""
+    if dimension.kind == "choice":
+        return [*map(word, dimension.values)].index(word(value)) / (len(dimension.values) - 1)
+    (low, high), drawn = _ends(dimension), drawn_of(dimension, value)
+    is_log = dimension.scale in ("log", "one_minus")
+    share = math.log(drawn / low) / math.log(high / low) if is_log else (drawn - low) / (high - low)
+    return 1 - share if dimension.scale == "one_minus" else share
 
 
 def text_of(dimension: Dimension) -> str:
@@ -300,20 +288,14 @@ def _range(option: Option, origin: str, first: Any, last: Any, scale: str | None
     whole = isinstance(low, int) and isinstance(high, int)
     low, high = (low, high) if whole else (float(low), float(high))
     are_powers = whole and _is_power_of_two(low) and _is_power_of_two(high)
-    possible = {
-        "linear": True,
-        "log": low > 0,
-        "one_minus": not whole and high < 1,
-        "power_of_two": are_powers,
-    }
-    if scale is None:
-        scale = _default_scale(option, low, high, are_powers)
-    elif scale not in possible:
-        hint = nearest(scale, possible) or f"; there are {join_names(possible)}"
+    needs = {"log": "a range above 0", "one_minus": "real numbers below 1", "power_of_two": "two powers of two"}
+    is_possible = {"linear": True, "log": low > 0, "one_minus": not whole and high < 1, "power_of_two": are_powers}
+    scale = scale or _default_scale(option, low, high, are_powers)
+    if scale not in SCALES:
+        hint = nearest(scale, SCALES) or f"; there are {join_names(SCALES)}"
         raise ValueError(f"{origin}: unknown scale {scale!r}{hint}")
-    elif not possible[scale]:
-        needed = {"log": "a range above 0", "one_minus": "real numbers below 1", "power_of_two": "two powers of two"}
-        raise ValueError(f"{origin}: the scale {scale} needs {needed[scale]}, {got}; change the range or the scale")
+    if not is_possible[scale]:
+        raise ValueError(f"{origin}: the scale {scale} needs {needs[scale]}, {got}; change the range or the scale")
     return Dimension(option.name, "whole" if whole else "real", low, high, typing.cast(Scale, scale))
 
 
@@ -325,7 +307,8 @@ def _default_scale(option: Option, low: float, high: float, are_powers: bool) ->
     """
     if are_powers and option.name.rpartition(".")[2] in SIZES:
         return "power_of_two"
-    if isinstance(low, float) and option.bounds and option.bounds.max <= 1 and low >= 0.5 and high < 1:
+    is_share = option.bounds is not None and option.bounds.max <= 1 or option.name.endswith(DISCOUNTS)
+    if is_share and isinstance(low, float) and low >= 0.5 and high < 1:
         return "one_minus"
     return "log" if low > 0 and high / low >= LOG_FROM * (1 - 1e-9) else "linear"
 

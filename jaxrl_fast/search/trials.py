@@ -43,14 +43,23 @@ class Result(NamedTuple):
 
 def score_of(scores: Sequence[float]) -> float:
     """Return the score of a trial: the mean over seeds, or -inf if a seed diverged (NaN or infinite)."""
-    return math.fsum(scores) / len(scores) if scores and all(map(math.isfinite, scores)) else -math.inf
+    return math.fsum(scores) / len(scores) if len(scores) and all(map(math.isfinite, scores)) else -math.inf
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
     """Return the scored trials, best first.
 
-    A trial that reached a later rung comes before the trials that were stopped earlier, since scores after different
-    numbers of steps are not comparable. Of equal trials the earlier comes first.
+    A trial that trained for more steps comes first, since scores after different numbers of steps are not comparable.
+    Of equal trials the earlier comes first. Trials that diverged are last.
     """
     scored = [trial for trial in trials if trial.score is not None and trial.status != "running"]
-    return sorted(scored, key=lambda t: (t.score == -math.inf, -t.rung, -(t.score or 0.0), t.number))
+    return sorted(scored, key=lambda t: (t.score == -math.inf, -t.steps, -(t.score or 0.0), t.number))
+
+
+def best_of(result: Result) -> Trial | None:
+    """Return the trial with the best tuning score, or None if no trial has one.
+
+    The test scores do not choose it: they would not be an honest estimate of the chosen trial's score then.
+    """
+    best = next(iter(ranked(result.trials)), None)
+    return best if best and best.score != -math.inf else None

@@ -1,5 +1,6 @@
 """Test what a search reads as its space, and how values are drawn from it."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -11,14 +12,17 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.config.load import from_keywords
 from jaxrl_fast.options import ALGORITHMS
+from jaxrl_fast.options.declare import options_of
 from jaxrl_fast.search.spaces import (
     SHIPPED,
     Dimension,
+    at,
     default_space,
     distributions,
     drawn_of,
     parse,
     perturb,
+    position,
     resample,
     text_of,
     value_of,
@@ -116,6 +120,17 @@ def test_shipped_space_has_real_numbers_of_one_program_around_the_defaults(algo)
         default = options[dimension.name].default
         assert dimension.low <= default <= dimension.high, dimension.name
     assert read("default", algo=algo) == read(*default_space(algo), algo=algo)
+
+
+def test_discounts_of_custom_algorithms_need_no_bounds():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        rollout_length: int = 8
+        gamma: float = 0.99
+        share: float = 0.9
+
+    found = parse(["gamma=0.9..0.99", "share=0.9..0.99"], options_of(Config), "custom")
+    assert [dimension.scale for dimension in found] == ["one_minus", "linear"]
 
 
 def test_every_algorithm_has_a_shipped_space():
@@ -254,6 +269,16 @@ def test_values_drawn_by_optuna_are_in_the_range(dimension):
         assert len({*values}) > 2
     if dimension.scale == "power_of_two":
         assert {*values} == {8, 16, 32, 64}
+
+
+@pytest.mark.parametrize("dimension", SPACE, ids=NAMES)
+def test_position_is_inverse_of_at_and_covers_the_scale(dimension):
+    ends = dimension.values[:: len(dimension.values) - 1] if dimension.values else (dimension.low, dimension.high)
+    found = at(dimension, 0.0), at(dimension, 1.0)
+    assert found == (pytest.approx(ends) if dimension.kind == "real" else ends)
+    assert [position(dimension, value) for value in ends] == pytest.approx([0, 1])
+    if dimension.kind == "real":
+        assert [position(dimension, at(dimension, share)) for share in (0.2, 0.7)] == pytest.approx([0.2, 0.7])
 
 
 @pytest.mark.parametrize(
