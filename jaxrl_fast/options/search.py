@@ -89,7 +89,7 @@ class SearchOptions:
     )
     storage: str = option(
         "",
-        "Optuna storage that several searches share: a URL such as sqlite:///study.db. Default: a journal in the search "
-        "directory.",
+        "Optuna storage that several searches share, with study: a URL such as sqlite:////shared/study.db. Default: a "
+        "journal in the search directory.",
     )
-    study: str = option("", "Name of the study in the storage. Default: the name of the search directory.")
+    study: str = option("", "Name of the study in the storage; searches with the same one draw its trials together.")

@@ -28,7 +28,7 @@ from jaxrl_fast.search.request import EXTENDS, SearchRequest
 from jaxrl_fast.search.rounds import Round, programs_of
 from jaxrl_fast.search.spaces import Dimension
 from jaxrl_fast.sweep import grid
-from jaxrl_fast.sweep.values import setting_of
+from jaxrl_fast.sweep.values import MAX_VALUES, setting_of
 from jaxrl_fast.training import checks
 from jaxrl_fast.utils import files, locks
 from jaxrl_fast.utils.files import current_folder, path_of
@@ -121,6 +121,12 @@ def _check(draft: SearchPlan) -> None:
     """Raise ValueError for a search that cannot be run."""
     own, settings = draft.own, draft.settings
     checks.check_services(settings.options)
+    if (members := draft.batch * own.seeds) > MAX_VALUES:
+        raise ValueError(f"trials: a round trains at most {MAX_VALUES} trials x seeds, got {members}; set batch")
+    if bool(own.storage) != bool(own.study):
+        missing, given = ("study", "storage") if own.storage else ("storage", "study")
+        raise ValueError(f"{given}: several searches share a study by its storage and its name; give {missing} too")
+    study.check(own.storage, own.study, shared_options(draft), own.sampler, draft.space, own.trials)
     if isinstance(own.scheduler, PBT):
         real = real_numbers(settings.agent)
         for dimension in draft.space:
@@ -171,7 +177,8 @@ def _resumed(request: SearchRequest, folder: Path) -> SearchPlan:
             raise ValueError("trials: a population cannot be extended, got more; start another search")
         saved = saved._replace(targets=(*saved.targets, changes.pop("trials")))
     changes.pop("trials", None)
-    longer = saved._replace(own=dataclasses.replace(saved.own, **changes), lock=directory.claim(folder))
+    own, lock = dataclasses.replace(saved.own, **changes), directory.claim(folder)
+    longer = saved._replace(own=own, lock=lock, log_level=request.log_level)
     _write(longer)
     return longer
 

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_fast.config import load
+from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.help import RunCommand, print_run_help
 from jaxrl_fast.config.names import positive
 from jaxrl_fast.config.parts import choose, known_options, named, read_values, with_values
@@ -12,6 +13,7 @@ from jaxrl_fast.config.paths import SEARCHES, in_folder
 from jaxrl_fast.config.settings import Settings, directory_of, request, resolve
 from jaxrl_fast.config.sources import SEARCH, Setting, from_mapping
 from jaxrl_fast.options.declare import fields_of
+from jaxrl_fast.options.run import OF_RUN, Options
 from jaxrl_fast.options.search import SearchOptions
 from jaxrl_fast.sweep.grid import DEFAULTS
 
@@ -29,6 +31,7 @@ class SearchRequest(NamedTuple):
     over: Any  # texts, or a mapping from Python
     resume: str = ""
     given: tuple[str, ...] = ()  # the names of its own options that were given
+    log_level: str = "info"  # with `resume`
 
 
 def from_command_line(argv: Sequence[str]) -> SearchRequest:
@@ -62,22 +65,25 @@ def read(algo: str, written: Sequence[Setting]) -> SearchRequest:
     """Return the search that settings describe. Raise ValueError for a mistake."""
     is_own = lambda s: positive(s.name).partition(".")[0] in OWN
     mine = [s for s in written if is_own(s) and s.name != "over"]
-    over = [value for s in written if s.name == "over" for value in s.values]
+    over: Any = [value for s in written if s.name == "over" for value in s.values]
+    over = over[0] if len(over) == 1 and isinstance(over[0], Mapping) else over
     records = choose([SearchOptions()], mine)
     known = known_options(records)
     found = named(mine, known, records, program=SEARCH)
-    own = with_values(records[0], read_values(found, known) | {"over": tuple(map(str, over))})
-    own = with_values(own, {"search_dir": in_folder(SEARCHES, own.search_dir)})
+    own = with_values(records[0], read_values(found, known))
+    texts = [f"{n}={v}" for n, v in over.items()] if isinstance(over, Mapping) else map(str, over)
+    own = with_values(own, {"search_dir": in_folder(SEARCHES, own.search_dir), "over": tuple(texts)})
     others = [s for s in written if not is_own(s)]
     given = tuple(s.name for s in found) + ("over",) * bool(over)
     for setting in others:
         if setting.name == "resume":
-            folder = directory_of(setting, "a search directory")
-            others = [s for s in others if s.name not in ("resume", "log_level", "dry_run")]
+            folder, level = directory_of(setting, "a search directory"), [s for s in others if s.name == "log_level"]
+            others = [s for s in others if s.name not in ("resume", "log_level")]
             wrong = [*[name for name in given if name not in EXTENDS], *[s.origin for s in others], algo]
             if any(wrong):
                 raise ValueError(f"{wrong[0]}: cannot be combined with resume, which continues the search as it is")
-            return SearchRequest(None, own, (), folder, given)
+            log_level = convert(OF_RUN["log_level"], level[-1]) if level else Options.log_level
+            return SearchRequest(None, own, (), folder, given, log_level)
     for setting in others:
         if remedy := NOT_OF_A_SEARCH.get(setting.name):
             raise ValueError(f"{setting.origin}: cannot be combined with a search; use {remedy}")

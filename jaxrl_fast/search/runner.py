@@ -153,7 +153,8 @@ def _round(
     values = [trial.user_attrs["values"] for trial in asked]
     terminal.print(f"round {number + 1}  {formatting.counted(len(values), 'trial')}")
     round = search.round(number, values)
-    found = rounds.run(round, search.folder / PROGRAMS, search.own, search.space, terminal, note)
+    with study.alive(number):
+        found = rounds.run(round, search.folder / PROGRAMS, search.own, search.space, terminal, note)
     last = len(stages.until(search.own.scheduler, search.settings.options.total_steps, number)) - 1
     so_far = sum(trial.steps for trial in study.trials()) * search.own.seeds
     for place, kept in enumerate(asked):

@@ -5,10 +5,13 @@ and everything else that a sampler knows are the trials before it. So a search t
 A trial is added to the storage with all of its values at once.
 """
 
+import contextlib
 import json
 import math
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from jaxrl_fast.utils.importing import install
 
 JOURNAL = "study.journal"
 OPTIONS = "search"  # the attribute of a study that holds the options of its searches
-HEARTBEAT_S = 60  # seconds between the signs of life of running trials in a shared database
+HEARTBEAT_S, GRACE_S = 60, 300  # of running trials in a database: between signs of life, and until they count as lost
 NUM_STARTUP = 10  # random trials before TPE
 
 
@@ -64,9 +67,12 @@ class Study:
     ):
         optuna = self.optuna = load_optuna()
         self.folder, self.space, self.seed = folder, space, seed
+        self.salt = [zlib.crc32(folder.name.encode())] if storage else []  # searches that share a study differ
         self.distributions = spaces.distributions(space)
         self.make_sampler = _sampler(optuna, sampler, self.distributions, trials)
-        self.storage = _storage(optuna, folder, storage)
+        if not storage:
+            _mend(folder / JOURNAL)
+        self.storage = _storage(optuna, storage or folder / JOURNAL)
         try:
             made = optuna.create_study(
                 study_name=name,
@@ -77,13 +83,9 @@ class Study:
             )
         except Exception as error:
             raise ValueError(f"storage: cannot be used ({why(error)}), got {storage or folder / JOURNAL}") from error
-        self.study, wanted = made, json.loads(json.dumps(options))
-        found = made.user_attrs.get(OPTIONS)
-        if found is None:
-            made.set_user_attr(OPTIONS, wanted)
-        elif found != wanted:
-            different = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
-            raise ValueError(f"study: has other options ({', '.join(different[:3])}), got {name}; choose another name")
+        self.study = made
+        if not _is_same(made, options):
+            made.set_user_attr(OPTIONS, json.loads(json.dumps(options)))
 
     def count(self) -> int:
         """Return the number of trials so far, of all searches."""
@@ -94,12 +96,37 @@ class Study:
         of_round = {"folder": self.folder.name, "round": round}
         return [t for t in self.study.get_trials(deepcopy=False) if of_round.items() <= t.user_attrs.items()]
 
-    def ask(self, round: int, count: int, base: Sequence[int] = ()) -> list[Any]:
+    @contextlib.contextmanager
+    def alive(self, round: int) -> Iterator[None]:
+        """Give signs of life of the round's trials to a shared database, and mark lost trials of others as failed."""
+        if not isinstance(self.storage, self.optuna.storages.RDBStorage):
+            yield
+            return
+        ended, running = threading.Event(), [t._trial_id for t in self.mine(round) if not t.state.is_finished()]
+
+        def beat() -> None:
+            while True:
+                for number in running:
+                    with contextlib.suppress(Exception):  # the next one may reach the database again
+                        self.storage.record_heartbeat(number)
+                if ended.wait(HEARTBEAT_S):
+                    return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            self.optuna.storages.fail_stale_trials(self.study)
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def ask(self, round: int, count: int) -> list[Any]:
         """Draw trials until the round has `count`, and add each to the storage. Return all of the round."""
         optuna = self.optuna
         for place in range(len(self.mine(round)), count):
             before = self.study.get_trials(deepcopy=False)
-            sampler = self.make_sampler([self.seed, len(before), *base])
+            sampler = self.make_sampler([self.seed, len(before), *self.salt])
             mirror = optuna.create_study(direction="maximize", sampler=sampler, pruner=optuna.pruners.NopPruner())
             mirror.add_trials(before)
             mirror.ask(self.distributions)
@@ -149,13 +176,38 @@ class Study:
         return tuple(found)
 
 
-def _storage(optuna: Any, folder: Path, url: str) -> Any:
-    """Return Optuna's storage. Raise ValueError if it cannot be reached."""
-    if not url:
-        path = folder / JOURNAL
-        _mend(path)
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+def check(
+    storage: str, name: str, options: Mapping[str, Any], sampler: str, space: Sequence[Dimension], trials: int
+) -> None:
+    """Raise ValueError if a shared storage cannot be reached or has a study of other options, or for a bad grid."""
+    optuna = load_optuna()
+    _sampler(optuna, sampler, spaces.distributions(space), trials)
+    if storage:
+        with contextlib.suppress(KeyError):  # a new study
+            _is_same(optuna.load_study(study_name=name, storage=_storage(optuna, storage)), options)
+
+
+def _is_same(study: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a study holds these options, False if it holds none. Raise ValueError if it holds others."""
+    found, wanted = study.user_attrs.get(OPTIONS), json.loads(json.dumps(options))
+    if found is None:
+        return False
+    different = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+    if different:
+        problem = f"has other options ({', '.join(different[:3])})"
+        raise ValueError(f"study: {problem}, got {study.study_name}; choose another name")
+    return True
+
+
+def _storage(optuna: Any, url: str | Path) -> Any:
+    """Return Optuna's storage: of a URL, or of the path of a journal. Raise ValueError if it cannot be reached."""
+    if isinstance(url, Path):
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(url)))
     try:
+        if "://" in url and not url.startswith("redis"):
+            return optuna.storages.RDBStorage(
+                url, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S
+            )
         return optuna.storages.get_storage(url)
     except Exception as error:  # of a database's package
         reason = str(error).partition("\n")[0]

@@ -1,7 +1,6 @@
 """Check whole searches: killed and resumed, extended, by halving and by population-based training."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import jaxrl_fast
 from jaxrl_fast.search import prepare, runner
 
 pytestmark = pytest.mark.slow
@@ -60,15 +58,21 @@ def same(one: dict, other: dict) -> None:
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_killed_search_resumes_to_same_trials_and_bits(kind, tmp_path):
     options = {"over": OVER} | BASE | SEARCHES[kind] | {"seeds": 2, "test_seeds": 2, "winners": 2}
-    whole = jaxrl_fast.search("ppo_cartpole", search_dir=tmp_path / "whole", **options)
-    killed = tmp_path / "killed" / "whole"  # of the same name, which the trials hold
-    code = f"import jaxrl_fast; jaxrl_fast.search('ppo_cartpole', search_dir={str(killed)!r}, **{options!r})"
-    for seconds in (0.1, 0.5, 1.0, 1.7):  # after the first file of a program
+    whole, killed = tmp_path / "whole" / "one", tmp_path / "killed" / "one"  # trials hold the name
+    assert start(whole, options).wait() == 0
+    for seconds in (0.1, 0.5, 1.0, 1.7):  # after the next folder of a program appears
         before = len([*killed.glob("programs/*")])
-        process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": "cpu"})
+        process = start(killed, options)
         while process.poll() is None and len([*killed.glob("programs/*")]) <= before:
             time.sleep(0.02)
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    same(outcome(whole.folder), outcome(jaxrl_fast.search(resume=killed, log_level="quiet").folder))
+    assert start(killed, options).wait() == 0
+    same(outcome(whole), outcome(killed))
+
+
+def start(folder: Path, options: dict) -> subprocess.Popen:
+    """Begin or resume a search in another process."""
+    code = f"import jaxrl_fast; jaxrl_fast.search('ppo_cartpole', search_dir={str(folder)!r}, **{options!r})"
+    return subprocess.Popen([sys.executable, "-c", code])
