@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxrl_fast.options.declare import COUNT, NON_NEGATIVE, SIZE, Bounds, Part, choice, option
+from jaxrl_fast.options.declare import COUNT, FRACTION, NON_NEGATIVE, SIZE, Bounds, Part, choice, option
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class PBT(Part):
         0.25, "Share of trials that are replaced by copies in a selection.", bounds=Bounds(0, 0.5, exclusive_min=True)
     )
     resample: float = option(
-        0.25, "Probability that a copy's hyperparameter is drawn anew instead of changed by a fifth.", bounds=Bounds(0, 1)
+        0.25,
+        "Probability that a copy's hyperparameter is drawn at random instead of changed by a step.",
+        bounds=FRACTION,
     )
 
 
@@ -62,7 +64,7 @@ class SearchOptions:
     winners: int = option(3, "Number of best trials that are trained with the test seeds.", bounds=SIZE)
     sampler: Literal["tpe", "random", "cmaes", "grid"] = option(
         "tpe",
-        "How hyperparameters are drawn: by a tree-structured Parzen estimator (tpe), at random, by CMA-ES or on a grid.",
+        "How values are drawn: by a tree-structured Parzen estimator (tpe), at random, by CMA-ES or on a grid.",
     )
     batch: int | Literal["auto"] = option(
         "auto",

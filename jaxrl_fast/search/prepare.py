@@ -232,4 +232,3 @@ def shared_options(ready: SearchPlan) -> dict[str, Any]:
     own = {name: content["search"][name] for name in same}
     config = {name: plain(value) for name, value in content["config"].items() if name != "seed"}
     return {"space": content["space"], **own, **config}
-

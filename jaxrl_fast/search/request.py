@@ -30,7 +30,7 @@ class SearchRequest(NamedTuple):
     own: SearchOptions
     over: Any  # texts, or a mapping from Python
     resume: str = ""
-    given: tuple[str, ...] = ()  # the names of its own options that were given
+    given: tuple[str, ...] = ()  # the names of the search's options that were given
     log_level: str = "info"  # with `resume`
 
 

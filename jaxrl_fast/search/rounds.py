@@ -28,6 +28,7 @@ from jaxrl_fast.sweep.worker import run_group
 from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.formatting import counted, short_number
 
+PROGRAMS = "programs"  # the folder of all programs
 SCORES = "scores-{}.json"  # of a stage, by its number
 Owner = tuple[int, int]  # the place of a trial in the round, and of the seed
 Evaluation = tuple[int, float]  # environment steps of the seed, and the mean return
@@ -128,7 +129,7 @@ def run(
             found.scores[place], found.stage[place] = tuple(scores[place]), stage
         if stage + 1 == len(ends):
             break
-        if round.schedule:
+        if len(round.schedule) > 1:
             found.values[:] = round.schedule[stage + 1]
             copies = [stages.Copy(i, values) for i, values in enumerate(found.values)]
             programs = [changed(program, copies, stage + 1) for program in programs]

@@ -22,9 +22,7 @@ LEDGER = "ledger/"  # begins the names of arrays with the updates of a record th
 OF_MEMBERS = ("solved", "diverged", "valid_steps", "quarantined", "windows")  # of the tracker: a value for each member
 
 
-def start_from(
-    source: Path, target: Path, group: Group, places: Sequence[int], notes: Mapping[str, str] = {}
-) -> None:
+def start_from(source: Path, target: Path, group: Group, places: Sequence[int], notes: Mapping[str, str] = {}) -> None:
     """Create the run folder `target`, at the newest checkpoint of the run in `source`, with other members.
 
     Args:

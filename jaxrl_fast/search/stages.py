@@ -119,7 +119,7 @@ def evolve(
 
 
 def _changed(scheduler: PBT, dimension: Dimension, value: Any, random: np.random.Generator) -> Any:
-    """Return another value of a hyperparameter: drawn anew, or near the old one."""
+    """Return another value of a hyperparameter: a random one, or one near the old one."""
     if random.random() < scheduler.resample:
         return spaces.resample(dimension, random)
     return spaces.perturb(dimension, value, random)

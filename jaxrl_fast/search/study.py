@@ -1,8 +1,8 @@
 """Draw the values of trials with Optuna, and keep trials in its storage.
 
-The sampler has no state to save: the random numbers of a trial come from the seed of the search and the trial's number,
-and everything else that a sampler knows are the trials before it. So a search that is killed and resumed draws the same.
-A trial is added to the storage with all of its values at once.
+The sampler has no state to save: the random numbers of a trial come from the seed of the search and the number of the
+trial, and all else that a sampler knows are the trials before it. So a search that is killed and resumed draws the same
+values. A trial is added to the storage with all of its values at once.
 """
 
 import contextlib
@@ -205,13 +205,13 @@ def _storage(optuna: Any, url: str | Path) -> Any:
         return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(url)))
     try:
         if "://" in url and not url.startswith("redis"):
-            return optuna.storages.RDBStorage(
-                url, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S
-            )
+            return optuna.storages.RDBStorage(url, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
         return optuna.storages.get_storage(url)
     except Exception as error:  # of a database's package
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"storage: cannot be reached ({reason}), got {url}; use a URL such as sqlite:///study.db") from None
+        raise ValueError(
+            f"storage: cannot be reached ({reason}), got {url}; use a URL such as sqlite:///study.db"
+        ) from None
 
 
 def _mend(path: Path) -> None:
