@@ -25,7 +25,7 @@ from jaxrl_fast.options.search import PBT, SearchOptions
 from jaxrl_fast.runs import directory
 from jaxrl_fast.search import spaces, stages, study
 from jaxrl_fast.search.request import EXTENDS, SearchRequest
-from jaxrl_fast.search.rounds import Round, programs_of
+from jaxrl_fast.search.rounds import Program, Round, programs_of
 from jaxrl_fast.search.spaces import Dimension
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.values import MAX_VALUES, setting_of
@@ -71,16 +71,14 @@ class SearchPlan(NamedTuple):
 
     def round(self, number: int, values: Sequence[Mapping[str, Any]]) -> Round:
         """Return the round of this number, whose trials have these values."""
-        first = self.settings.options.seed
-        return Round(
-            f"r{number:02d}", number, self.settings_of, values, range(first, first + self.own.seeds), self.varied
-        )
+        first, total = self.settings.options.seed, self.settings.options.total_steps
+        seeds = range(first, first + self.own.seeds)
+        return Round(f"r{number:02d}", number, total, self.settings_of, values, seeds, self.varied)
 
     def test(self, values: Sequence[Mapping[str, Any]], schedule: Sequence[Any] = ()) -> Round:
         """Return the trainings of winners with the test seeds, which no trial has had."""
         first = self.settings.options.seed + self.own.seeds
-        seeds = range(first, first + self.own.test_seeds)
-        return Round("test", 0, self.settings_of, values, seeds, self.varied, schedule)
+        return self.round(0, values)._replace(seeds=range(first, first + self.own.test_seeds), schedule=schedule)
 
     def shown(self, path: Path) -> Path:
         """Return a path in the search's folder for a message: relative if the folder was given so."""
@@ -138,18 +136,20 @@ def _check(draft: SearchPlan) -> None:
             problem = f"pbt trains all trials together, {fewest} or more"
             got = f"got {own.trials} trials and batch {own.batch}"
             raise ValueError(f"scheduler: {problem}, {got}; use more trials and no batch")
-    programs = first_programs(draft)
+    programs, failures = first_programs(draft)
+    if not programs:
+        raise ValueError(next(iter(failures.values())))
     if isinstance(own.scheduler, PBT) and len(programs) > 1:
         fits = len(programs[0].owners) // own.seeds
         raise ValueError(f"trials: all must fit into memory together with pbt, got {own.trials}; use {fits}")
 
 
-def first_programs(draft: SearchPlan) -> list[Any]:
-    """Return the programs of a first round, as they are for values at random."""
+def first_programs(draft: SearchPlan) -> tuple[list[Program], dict[int, str]]:
+    """Return the programs of a first round, as they are for random values, and why some trials cannot be trained."""
     count = min(stages.size(draft.own.scheduler, draft.batch, 0), draft.own.trials)
     random = np.random.default_rng(draft.settings.options.seed)
     values = [{each.name: spaces.resample(each, random) for each in draft.space} for _ in range(count)]
-    return programs_of(draft.round(0, values), draft.folder)
+    return programs_of(draft.round(0, values), None)
 
 
 def _continued(draft: SearchPlan, folder: Path) -> SearchPlan:

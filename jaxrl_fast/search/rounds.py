@@ -25,6 +25,7 @@ from jaxrl_fast.search.spaces import Dimension
 from jaxrl_fast.sweep import directory, grid, prepare
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.sweep.worker import run_group
+from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.formatting import counted, short_number
 
@@ -55,11 +56,7 @@ class Result(NamedTuple):
 
 
 class Stopped(Exception):
-    """A signal has stopped the search."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
+    """A signal has stopped the search, or results could not be written; its first argument is the exit status."""
 
 
 class Round(NamedTuple):
@@ -67,6 +64,7 @@ class Round(NamedTuple):
 
     name: str  # begins the names of its folders
     number: int
+    total_steps: int  # of each seed
     settings: Callable[[Mapping[str, Any]], Settings]  # of a trial, from its values
     values: Sequence[Mapping[str, Any]]  # of each trial, by the names of options
     seeds: Sequence[int]
@@ -74,26 +72,46 @@ class Round(NamedTuple):
     schedule: Sequence[Sequence[Mapping[str, Any]]] = ()  # values of each trial in each stage, instead of selections
 
 
-def programs_of(round: Round, folder: Path, fit: bool = True) -> list[Program]:
-    """Return the programs of a round. `fit`: in parts that fit into memory, which are checked.
+def programs_of(round: Round, folder: Path | None) -> tuple[list[Program], dict[int, str]]:
+    """Return the programs of a round, and why some trials cannot be trained, by place.
 
-    Raises:
-        ValueError: If a trial has options that are not valid.
+    A program has as many members as fit into memory; how many is kept in `folder`, for a resume may find other memory.
     """
-    trainings, owners = [], []
+    trainings, owners, failures = [], [], dict[int, str]()
     for place, values in enumerate(round.values):
-        settings = round.settings(values)
+        try:
+            settings = round.settings(values)
+        except ValueError as error:
+            failures[place] = str(error)
+            continue
         for i, seed in enumerate(round.seeds):
             trainings.append(settings.replace(seed=seed, num_seeds=1))
             owners.append((place, i))
+    path = folder / f"{round.name}.json" if folder else None
+    kept = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else None
     found: list[Program] = []
-    for group, places in grid.with_places(trainings, round.varied):
-        parts = prepare.split_to_fit(group, round.varied) if fit else [group]
-        for part in parts:
-            mine, places = places[: len(part.members)], places[len(part.members) :]
+    sizes: list[list[int]] = []
+    for number, (group, places) in enumerate(grid.with_places(trainings, round.varied)):
+        try:
+            sizes.append(kept[number] if kept else _sizes(group, round.varied))
+        except ValueError as error:
+            failures |= {owners[place][0]: str(error) for place in places}
+            sizes.append([])
+        start = 0
+        for size in sizes[-1]:
+            mine, members = places[start : start + size], group.members[start : start + size]
             name = f"{round.name}-{len(found) + 1}"
-            found.append(Program(folder / name, part, tuple(owners[place] for place in mine)))
-    return found
+            of_trials = tuple(owners[place] for place in mine)
+            found.append(Program((folder or Path()) / name, grid.part(group, members), of_trials))
+            start += size
+    if path and kept is None:
+        replace(path, json.dumps(sizes) + "\n")
+    return found, failures
+
+
+def _sizes(group: Group, varied: Sequence[str]) -> list[int]:
+    """Return the numbers of members in the programs of a group. Raise ValueError if it cannot be trained."""
+    return [len(part.members) for part in prepare.split_to_fit(group, varied)]
 
 
 def run(
@@ -105,14 +123,15 @@ def run(
     note: Callable[[str], None],
 ) -> Result:
     """Train a round to its end and return what became of its trials. Raises Stopped."""
-    scheduler, total = options.scheduler, round.settings(round.values[0]).options.total_steps
+    scheduler, total = options.scheduler, round.total_steps
     ends = stages.until(scheduler, total, round.number)
     if round.schedule:
         ends = [math.ceil(total * (i + 1) / len(round.schedule)) for i in range(len(round.schedule))]
     count = len(round.values)
     nothing = tuple(math.nan for _ in round.seeds)
     found = Result([nothing] * count, [0] * count, [0] * count, [*round.values], [None] * count, {}, [])
-    programs = programs_of(round, folder)
+    programs, failures = programs_of(round, folder)
+    found.failures.update(failures)
     for stage, end in enumerate(ends):
         alive = sorted({place for program in programs for place, _ in program.owners})
         scores = {place: [math.nan] * len(round.seeds) for place in alive}
@@ -158,11 +177,12 @@ def trained(program: Program, stage: int, end: int, terminal: Console) -> tuple[
     if not path.is_file():
         result = run_group(folder, program.group, terminal, lambda: None, until=end)
         if result and result["signal"]:
-            raise Stopped(result["signal"])
+            raise Stopped(128 + result["signal"])
         if result is None and not (folder / directory.FAILED).is_file() and not _is_over(folder):
-            raise ValueError(f"search_dir: another process trains {folder.name}; wait for its end")
+            warnings.warn(f"another process trains {folder}; wait for its end")
+            raise Stopped(1)
         if result and result["unsaved"]:
-            raise OSError(f"{folder}: not all results could be written")
+            raise Stopped(1)
         failure = directory.failure(folder) if (folder / directory.FAILED).is_file() else ""
         found = [] if failure else _evaluations(program)
         found = found or [[] for _ in program.owners]

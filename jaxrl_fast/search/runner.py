@@ -14,6 +14,7 @@ from jaxrl_fast.search import prepare, report, rounds, spaces, stages, winners
 from jaxrl_fast.search.prepare import SearchPlan
 from jaxrl_fast.search.study import Study
 from jaxrl_fast.search.trials import Result, Status, Trial, score_of
+from jaxrl_fast.training import plan
 from jaxrl_fast.utils import devices, files, formatting
 
 
@@ -28,7 +29,7 @@ def execute(search: SearchPlan) -> int:
             run(search, terminal)
         except rounds.Stopped as stopped:
             terminal.print(f"  stopped; resume with  {command(search)}")
-            return 128 + stopped.number
+            return int(stopped.args[0])
         return 0
     finally:
         terminal.close()
@@ -53,10 +54,12 @@ def announce(search: SearchPlan, terminal: Console) -> None:
     if not settings.options.dry_run:
         terminal.print(f"search  {search.shown(search.folder)}")
         return
-    programs = prepare.first_programs(search)
+    programs, _ = prepare.first_programs(search)
     ends = stages.until(own.scheduler, settings.options.total_steps, 0)
     members = formatting.counted(sum(len(p.owners) for p in programs), "member")
     terminal.print(f"first round  {members} in {formatting.counted(len(programs), 'program')}, to steps {_steps(ends)}")
+    largest = max(programs, key=lambda program: len(program.owners)).group
+    terminal.print(f"memory  {plan.validate_plan(largest.settings, largest.members).needs}")
     count = -(-search.targets[-1] // search.batch)
     sizes = len(programs) * (1 if isinstance(own.scheduler, PBT) else len(ends))
     terminal.print(f"rounds  {count}; {formatting.counted(sizes, 'compilation')}, which later rounds use again")
@@ -117,7 +120,7 @@ def run(search: SearchPlan, terminal: Console) -> Result:
         _seconds(search, time.perf_counter() - began),
     )
     for line in report.write(search.folder, result):
-        terminal.print(line)
+        terminal.print(line.replace(str(search.folder), str(search.shown(search.folder))))
     return result
 
 

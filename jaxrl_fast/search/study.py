@@ -12,6 +12,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,8 @@ def _sampler(optuna: Any, kind: str, distributions: Mapping[str, Any], trials: i
     if kind == "grid":
         grid = _grid(distributions, trials)
         return lambda words: samplers.GridSampler(grid, seed=number(words[:1]))
+    if kind == "cmaes" and util.find_spec("cmaes") is None:
+        raise ValueError(f"sampler: cmaes needs the package cmaes, which is not installed; {install('search')}")
     if kind == "cmaes":
         return lambda words: samplers.CmaEsSampler(seed=number(words), n_startup_trials=NUM_STARTUP)
     return lambda words: samplers.TPESampler(seed=number(words), n_startup_trials=NUM_STARTUP)
