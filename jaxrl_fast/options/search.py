@@ -68,7 +68,8 @@ class SearchOptions:
     )
     batch: int | Literal["auto"] = option(
         "auto",
-        "Trials that are drawn and trained together. auto: all for random, grid and pbt, a quarter for others.",
+        "Trials that are drawn and trained together. auto: all for random, grid and pbt, else a quarter, or more if "
+        "halving needs more to leave one.",
         bounds=SIZE,
     )
     scheduler: Part = choice(

@@ -21,7 +21,7 @@ from jaxrl_fast.config.population import real_numbers
 from jaxrl_fast.config.resume import nearest_with
 from jaxrl_fast.config.settings import Request, Settings, plain, resolve, to_mapping, with_algorithm
 from jaxrl_fast.config.sources import SEARCH, from_mapping
-from jaxrl_fast.options.search import PBT, SearchOptions
+from jaxrl_fast.options.search import PBT, Halving, SearchOptions
 from jaxrl_fast.runs import directory
 from jaxrl_fast.search import spaces, stages, study
 from jaxrl_fast.search.request import EXTENDS, SearchRequest
@@ -59,8 +59,11 @@ class SearchPlan(NamedTuple):
         """Return the number of trials in a round."""
         if self.own.batch != "auto":
             return int(self.own.batch)
-        at_once = self.own.sampler in ("random", "grid") or isinstance(self.own.scheduler, PBT)
-        return self.own.trials if at_once else -(-self.own.trials // 4)
+        scheduler, trials = self.own.scheduler, self.own.trials
+        if self.own.sampler in ("random", "grid") or isinstance(scheduler, PBT):
+            return trials
+        least = scheduler.factor ** (scheduler.rungs - 1) if isinstance(scheduler, Halving) else 1
+        return min(max(-(-trials // 4), least), trials)
 
     def settings_of(self, values: Mapping[str, Any]) -> Settings:
         """Return the settings of a trial. Raise ValueError if they are not valid."""
@@ -141,6 +144,9 @@ def _check(draft: SearchPlan) -> None:
         raise ValueError(next(iter(failures.values())))
     if isinstance(own.scheduler, PBT) and len(programs) > 1:
         fits = len(programs[0].owners) // own.seeds
+        if not fits or len(programs) == len(programs[0].owners) * own.trials * own.seeds:
+            problem = "pbt needs environments and a replay on the device, where trials share a program"
+            raise ValueError(f"scheduler: {problem}, got {settings.options.env}; use another scheduler")
         raise ValueError(f"trials: all must fit into memory together with pbt, got {own.trials}; use {fits}")
 
 

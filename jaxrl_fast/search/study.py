@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import threading
+import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from jaxrl_fast.utils.importing import install
 JOURNAL = "study.journal"
 OPTIONS = "search"  # the attribute of a study that holds the options of its searches
 HEARTBEAT_S, GRACE_S = 60, 300  # of running trials in a database: between signs of life, and until they count as lost
+ATTEMPTS = 5  # to open a database whose tables another process may be creating
 NUM_STARTUP = 10  # random trials before TPE
 
 
@@ -204,15 +206,19 @@ def _storage(optuna: Any, url: str | Path) -> Any:
     """Return Optuna's storage: of a URL, or of the path of a journal. Raise ValueError if it cannot be reached."""
     if isinstance(url, Path):
         return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(url)))
-    try:
-        if "://" in url and not url.startswith("redis"):
+    for attempt in range(ATTEMPTS):
+        try:
+            if url.startswith("redis"):
+                return optuna.storages.get_storage(url)
             return optuna.storages.RDBStorage(url, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
-        return optuna.storages.get_storage(url)
-    except Exception as error:  # of a database's package
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"storage: cannot be reached ({reason}), got {url}; use a URL such as sqlite:///study.db"
-        ) from None
+        except Exception as error:  # of a database's package
+            reason = str(error).partition("\n")[0]
+            if attempt + 1 < ATTEMPTS and ("IntegrityError" in reason or "already exists" in reason):
+                time.sleep(1)  # another process creates the tables
+                continue
+            remedy = "use a URL such as sqlite:////shared/study.db"
+            raise ValueError(f"storage: cannot be reached ({reason}), got {url}; {remedy}") from None
+    raise AssertionError("the last attempt has returned or raised")
 
 
 def _mend(path: Path) -> None:
