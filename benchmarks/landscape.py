@@ -82,6 +82,8 @@ def main():
     args = parser.parse_args()
     if unknown := {*args.tasks} - {*TASKS}:
         parser.error(f"tasks: must be some of {', '.join(TASKS)}, got {', '.join(sorted(unknown))}")
+    if args.num_seeds < 2:
+        parser.error(f"num-seeds: must be 2 or more, since settings are chosen on half of them, got {args.num_seeds}")
     report = Report("landscape", args.output, append=True)
     stored = report.content.setdefault("tasks", {})
     with compile_cache(True):
