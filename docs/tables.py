@@ -614,6 +614,32 @@ def readme_results() -> str:
     return grid(["preset", "steps", "return", "greedy return", "published"], rows)
 
 
+def search_spaces() -> str:
+    """Return the shipped space of each algorithm."""
+    from jaxrl_fast.search import spaces
+
+    rows = []
+    for algo in spaces.SHIPPED:
+        space = spaces.parse(spaces.DEFAULT, declare().options_of(configs()[algo]), algo)
+        rows += [[algo, *spaces.text_of(dimension).split(" ", 1)] for dimension in space]
+    return grid(["algorithm", "option", "range"], ([algo, f"`{name}`", text] for algo, name, text in rows))
+
+
+def landscape() -> str:
+    """Return how good the defaults are among random settings of each task."""
+    heading = ["preset", "steps", "10%", "median", "90%", "best", "defaults (rank)", "preset's values (rank)", "solved"]
+    rows = []
+    for name, task in read("landscape_cpu")["tasks"].items():
+        found, quantiles = task["summary"], task["summary"]["quantiles"]
+        of = lambda what, found=found: f"{found[what]['score']:.1f} ({found[what]['rank']})"
+        cells = [f"`{name}`", short(task["steps"]), *(f"{quantiles[q]:.1f}" for q in ("10", "50", "90", "100"))]
+        cells += [of("defaults"), of("preset"), "" if found["solved"] is None else f"{found['solved']}"]
+        rows.append(
+            [*cells, f"{found['near_the_best']}", f"{found['chosen_by_half']:.1f}, {found['on_other_half']:.1f}"]
+        )
+    return grid([*heading, "near the best", "chosen, tested"], rows)
+
+
 def readme_speed() -> str:
     """Return the README's table of speeds."""
     tasks = {
@@ -677,6 +703,8 @@ KINDS = {
     "atari_speed": atari_speed,
     "readme_results": readme_results,
     "readme_speed": readme_speed,
+    "search_spaces": search_spaces,
+    "landscape": landscape,
     "source": source,
     "avoid": avoid,
 }

@@ -69,17 +69,14 @@ def options(result: Result, scored: Sequence[Trial]) -> curves.NotebookFigure:
     num_rows = -(-len(result.space) // num_columns)
     figure = curves.NotebookFigure(figsize=(3.6 * num_columns + 0.6, 2.9 * num_rows), dpi=130, layout="constrained")
     panels = figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).ravel()
-    order = np.array([trial.number for trial in scored])
+    order, ys = np.array([trial.number for trial in scored]), np.array([trial.score for trial in scored])
     points: Any = None
     for axes, dimension in zip(panels, result.space):
         curves.style_axes(axes)
-        having = np.array([dimension.name in trial.values for trial in scored])
-        xs = np.array([_position(dimension, t.values[dimension.name]) for t in scored if dimension.name in t.values])
-        ys = np.array([trial.score for trial in scored])[having]
+        xs = np.array([_position(dimension, trial.values[dimension.name]) for trial in scored])
         if dimension.kind == "choice":  # so that points of one choice are seen apart
-            xs = xs + (order[having] * 0.618 % 1 - 0.5) * 0.3
-        limits = order.min(), max(order.max(), order.min() + 1)
-        points = axes.scatter(xs, ys, c=order[having], cmap="viridis_r", s=14, vmin=limits[0], vmax=limits[1])
+            xs = xs + (order * 0.618 % 1 - 0.5) * 0.3
+        points = axes.scatter(xs, ys, c=order, cmap="viridis_r", s=14)
         axes.plot(xs[:1], ys[:1], "*", ms=13, color=curves.MARK)
         axes.set_xlabel(curves.escape_text(dimension.name))
         _scale_axis(axes, dimension)
@@ -126,12 +123,10 @@ def importance(result: Result, scored: Sequence[Trial]) -> curves.NotebookFigure
 def parallel(result: Result, scored: Sequence[Trial]) -> curves.NotebookFigure:
     """Draw each trial as a line over the options, each on its scale; good trials are dark and in front."""
     figure, axes = _figure(result, width=max(curves.WIDTH, 1.5 * len(result.space) + 1.5))
-    complete = [trial for trial in scored if all(d.name in trial.values for d in result.space)][::-1]
-    shares = np.array([[position(d, trial.values[d.name]) for d in result.space] for trial in complete])
+    shares = np.array([[position(d, trial.values[d.name]) for d in result.space] for trial in scored[::-1]])
     positions = np.arange(len(result.space))
-    ranks = np.linspace(0, 1, len(complete)) if len(complete) > 1 else np.ones(1)
     lines = LineCollection([np.stack([positions, line], 1) for line in shares], cmap="viridis_r", lw=1.2, alpha=0.7)
-    lines.set_array(ranks)
+    lines.set_array(np.linspace(0, 1, len(scored)))
     axes.add_collection(lines)
     axes.plot(positions, shares[-1], color=curves.MARK, lw=2.5, label="best trial")
     axes.set(xlim=(-0.3, len(positions) - 0.7), ylim=(-0.14, 1.14), yticks=[])

@@ -21,7 +21,7 @@ PRESET, TABLE, REPORT = "best.yaml", "trials.csv", SWEEP_REPORT
 MAX_ROWS = 20  # trials in the table of the report
 SCORES = {
     "final": "mean return of the last evaluation",
-    "best": "mean return of the best evaluation, which promises too much: its luck is chosen too",
+    "best": "mean return of the best evaluation, which promises too much, because its luck is chosen too",
     "area": "mean return over all evaluations, the area below the curve",
 }
 OF_SCHEDULES = (
@@ -163,10 +163,9 @@ def mean_of(scores: Sequence[float]) -> str:
 def _about_scores(result: Result) -> str:
     """Return what a score is, and how to read the two kinds of it."""
     seeds = lambda numbers: f"{formatting.counted(len(numbers), 'seed')} ({', '.join(map(str, numbers))})"
-    text = (
-        f"A score is the {SCORES.get(result.score_kind, result.score_kind)}, and its mean over {seeds(result.seeds)} "
-    )
-    text += "ranks a trial. Intervals are 95% bootstrap intervals of the mean over seeds. "
+    kind = SCORES.get(result.score_kind, result.score_kind)
+    text = f"The score of a seed is the {kind}. The mean over {seeds(result.seeds)} ranks a trial. Intervals are 95% "
+    text += "bootstrap intervals of the mean over seeds. "
     text += f"{OF_SCHEDULES} " if result.scheduler == "pbt" else ""
     if not result.test:
         return f"{text}No trial has been trained on test seeds, so the scores of the best trials promise too much."

@@ -36,7 +36,7 @@ SHARE = 0.1  # of the range, by which a perturbation moves a number on a linear 
 # Shipped spaces. They have real numbers only, so that one program trains all trials of a round. Ranges are from RL
 # Baselines3 Zoo (`hyperparams_opt.py`: clip_coef, entropy_coef, max_grad_norm of PPO, explore.end, tau of critics,
 # noise.std) and from ARLBench (Becktepe et al. 2024, `get_hpo_config_space`: value_coef, gae_lambda, tau of DQN,
-# temperature, and the order of the learning rates), without the parts where little is learned. Neither has the further
+# temperature), which begin at 0 there. Learning rates reach 0.1 or 1 there, and discounts 0. Neither has the further
 # options of PQN, REPPO and TD3, and the gradient's bound of DQN.
 _ALL = "learning_rate=1e-5..1e-2 gamma=0.9..0.9999"
 _VALUES = f"{_ALL} explore.end=0..0.2 optimizer.max_grad_norm=0.5..50"
@@ -285,6 +285,8 @@ def _range(option: Option, origin: str, first: Any, last: Any, scale: str | None
     if high <= low:
         problem = "the smaller number of a range comes first" if high < low else "a range needs two different numbers"
         raise ValueError(f"{origin}: {problem}, {got}")
+    if option.traced == "nonzero" and low <= 0 <= high:
+        raise ValueError(f"{origin}: 0 disables it, so a range must be above 0, {got}; begin above 0")
     whole = isinstance(low, int) and isinstance(high, int)
     low, high = (low, high) if whole else (float(low), float(high))
     are_powers = whole and _is_power_of_two(low) and _is_power_of_two(high)

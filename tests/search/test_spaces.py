@@ -165,6 +165,10 @@ def test_every_algorithm_has_a_shipped_space():
         ("gamma=0.9..0.9", "over: gamma: a range needs two different numbers, got 0.9..0.9"),
         ("gamma=0.9..1.1", "over: gamma: must be at least 0 and at most 1, got 1.1"),
         ("learning-rate=0..1", "over: learning_rate: must be above 0, got 0.0"),
+        (
+            "max-grad-norm=0..1",
+            "over: optimizer.max_grad_norm: 0 disables it, so a range must be above 0, got 0..1; begin above 0",
+        ),
         ("gamma=a..b", "over: gamma: must be a number, got 'a'"),
         ("gamma=nan..1", "over: gamma: must be a number, got 'nan'"),
         ("gamma=0.9..", "over: gamma: must be a number, got ''"),
