@@ -70,8 +70,10 @@ def options(algo: str) -> str:
 
 def command(name: str) -> str:
     """Return the options of a command, a table for each group."""
-    if name not in ("train", "sweep"):
+    if name not in ("train", "sweep", "search"):
         return option_table(fields_of(options_of(name)), "--")
+    if name == "search":
+        return group_table(importlib.import_module("jaxrl_fast.options.search").SearchOptions)
     module = importlib.import_module("jaxrl_fast.options.run")
     if name == "sweep":
         return option_table(fields_of(module.SweepOptions), "--")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.names import ELSEWHERE, of_other_parts, refuse_ambiguous, refuse_unknown
 from jaxrl_fast.config.settings import plain
-from jaxrl_fast.config.sources import Setting, from_mapping, join_names
+from jaxrl_fast.config.sources import SEARCH, Setting, from_mapping, join_names
 from jaxrl_fast.options.declare import Option, complete, options_of
 from jaxrl_fast.options.run import OF_RUN
 from jaxrl_fast.utils.importing import describe
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     from optuna.distributions import BaseDistribution
 
-SEARCH = "python -m jaxrl_fast.search"
 DEFAULT = "default"  # the word for the shipped space
 Scale = Literal["linear", "log", "one_minus", "power_of_two"]
 SCALES = {"linear": "", "log": "log", "one_minus": "1 - x, log", "power_of_two": "powers of two"}

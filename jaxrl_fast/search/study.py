@@ -72,7 +72,7 @@ class Study:
         self.folder, self.space, self.seed = folder, space, seed
         self.salt = [zlib.crc32(folder.name.encode())] if storage else []  # searches that share a study differ
         self.distributions = spaces.distributions(space)
-        self.make_sampler = _sampler(optuna, sampler, self.distributions, trials)
+        self.make_sampler = _sampler(optuna, sampler, space, trials)
         if not storage:
             _mend(folder / JOURNAL)
         self.storage = _storage(optuna, storage or folder / JOURNAL)
@@ -184,7 +184,7 @@ def check(
 ) -> None:
     """Raise ValueError if a shared storage cannot be reached or has a study of other options, or for a bad grid."""
     optuna = load_optuna()
-    _sampler(optuna, sampler, spaces.distributions(space), trials)
+    _sampler(optuna, sampler, space, trials)
     if storage:
         with contextlib.suppress(KeyError):  # a new study
             _is_same(optuna.load_study(study_name=name, storage=_storage(optuna, storage)), options)
@@ -230,7 +230,7 @@ def _mend(path: Path) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-def _sampler(optuna: Any, kind: str, distributions: Mapping[str, Any], trials: int) -> Any:
+def _sampler(optuna: Any, kind: str, space: Sequence[Dimension], trials: int) -> Any:
     """Return a function that makes the sampler of one trial from the numbers of its seed."""
     import numpy as np
 
@@ -239,7 +239,7 @@ def _sampler(optuna: Any, kind: str, distributions: Mapping[str, Any], trials: i
     if kind == "random":
         return lambda words: samplers.RandomSampler(seed=number(words))
     if kind == "grid":
-        grid = _grid(distributions, trials)
+        grid = _grid(space, trials)
         return lambda words: samplers.GridSampler(grid, seed=number(words[:1]))
     if kind == "cmaes" and util.find_spec("cmaes") is None:
         raise ValueError(f"sampler: cmaes needs the package cmaes, which is not installed; {install('search')}")
@@ -248,24 +248,19 @@ def _sampler(optuna: Any, kind: str, distributions: Mapping[str, Any], trials: i
     return lambda words: samplers.TPESampler(seed=number(words), n_startup_trials=NUM_STARTUP)
 
 
-def _grid(distributions: Mapping[str, Any], trials: int) -> dict[str, list[Any]]:
+def _grid(space: Sequence[Dimension], trials: int) -> dict[str, list[Any]]:
     """Return the points of a grid of at most `trials` trials: all choices, and equally many of each range, if any fit.
 
     The points of a range are evenly spaced on its scale, both ends included.
     """
-    import numpy as np
-
-    ranges = [name for name, each in distributions.items() if not hasattr(each, "choices")]
-    chosen = math.prod(len(each.choices) for each in distributions.values() if hasattr(each, "choices"))
+    ranges = [dimension for dimension in space if dimension.kind != "choice"]
+    chosen = math.prod(len(dimension.values) for dimension in space if dimension.kind == "choice")
     count = max(2, int((trials / chosen) ** (1 / max(len(ranges), 1)) + 1e-9))
-    found: dict[str, list[Any]] = {}
-    for name, each in distributions.items():
-        if name not in ranges:
-            found[name] = list(each.choices)
-            continue
-        points = (np.geomspace if each.log else np.linspace)(each.low, each.high, count).clip(each.low, each.high)
-        is_whole = isinstance(each.low, int)
-        found[name] = sorted({round(float(x)) for x in points}) if is_whole else [float(x) for x in points]
+    found = {}
+    for dimension in space:
+        ends = [spaces.at(dimension, i / (count - 1)) for i in range(count)]
+        values = dimension.values if dimension.kind == "choice" else dict.fromkeys(ends)
+        found[dimension.name] = [spaces.drawn_of(dimension, value) for value in values]
     number = math.prod(map(len, found.values()))
     if number > trials:
         raise ValueError(f"trials: a grid of this space has at least {number} points, got {trials}; use {number}")
