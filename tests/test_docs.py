@@ -21,6 +21,7 @@ from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import Part, choice, complete, fields_of, option, options_of, part, value_of
 from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
+from jaxrl_fast.options.search import SearchOptions
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
