@@ -39,6 +39,7 @@ def train(folder, group, until):
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_moved_members_continue_with_same_bits(algo, tmp_path):
     members = [Member(3 + i % 2, {"learning_rate": 1e-3 * (i + 1)}) for i in range(4)]
