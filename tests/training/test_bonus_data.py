@@ -64,6 +64,20 @@ def test_resumed_run_has_the_same_bits(kind, made, tmp_path, monkeypatch):
     assert len({*losses}) == len(losses)
 
 
+@pytest.mark.slow
+def test_resumed_sac_has_the_same_bits(made, tmp_path, monkeypatch):
+    """Steps are drawn in every gradient step, by the keys of the run."""
+    options = dict(algo="sac", env="CartPole-v1", num_envs=4, total_steps=192, hidden_sizes=(8,), log_every=32)
+    options |= dict(learning_starts=32, batch_size=8, replay={"size": 256}, replay_ratio=0.25, eval_episodes=0)
+    options |= dict(log_level="quiet", num_seeds=2, bonus=bonus_of(made, "bc"))
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 96)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "stopped"))
+    fit(None, resume=str(tmp_path / "stopped"))
+    same(tmp_path / "whole", tmp_path / "stopped")
+    assert all(np.isfinite(x["bc_loss"]) for x in records(tmp_path / "whole") if x["env_steps"] > 64)
+
+
 def test_changed_and_missing_data_are_refused(made, tmp_path, monkeypatch, capsys):
     """Nothing is compiled or written."""
     monkeypatch.chdir(tmp_path)
