@@ -300,6 +300,23 @@ def control(prefix: str) -> str:
     return grid(["algorithm", "environment", "environment steps", "seeds", "return", "greedy return"], rows)
 
 
+def learning_from_data() -> str:
+    """Return the cases of benchmarks/learning_from_data.py."""
+    rows = []
+    for case in read("learning_from_data_cpu").values():
+        bonus, seeds = dict(case["bonus"]), case["seeds"].values()
+        words = (
+            " ".join([f"`{bonus.pop('kind')}`", *(f"{name} {value:g}" for name, value in bonus.items())])
+            if bonus
+            else "none"
+        )
+        source = "" if case["source_return"] is None else f"{case['source_return']:.1f}"
+        returns = (spread([seed[key] for seed in seeds]) for key in ("return", "greedy"))
+        rows.append([f"`{case['env_id']}`", short(case["env_steps"]), words, source, str(len(seeds)), *returns])
+    header = ["environment", "environment steps", "bonus", "return of the data", "seeds", "return", "greedy return"]
+    return grid(header, rows)
+
+
 def learning_cells(name: str) -> list[str]:
     """Return what a row of the table says of a preset."""
     run, seeds = read("learning")[name], learning_seeds(name)
@@ -684,6 +701,7 @@ KINDS = {
     "learning": learning,
     "mujoco": mujoco,
     "control": control,
+    "learning_from_data": learning_from_data,
     "players": players,
     "atari": atari,
     "speed": speed,

@@ -15,9 +15,8 @@ import optax
 from jaxrl_fast.networks import flat
 from jaxrl_fast.options.optimizer import AdaptiveKL
 from jaxrl_fast.options.ppo import PPO as Config
-from jaxrl_fast.options.value import ClippedMean
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import minibatch, normalize, optim, policies, returns, sequences, sgd, value_distributions
+from jaxrl_fast.rl import bonuses, minibatch, normalize, optim, policies, returns, sequences, sgd, value_distributions
 from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
 from jaxrl_fast.types import (
     Agent,
@@ -44,6 +43,7 @@ class State(NamedTuple):
     observations: PyTree  # normalize.Stats of each leaf of an observation, or None
     rewards: normalize.RewardScale | None
     lr_scale: Array | None = None  # f32 [], of the learning rate with schedule kl
+    bonus: PyTree = None  # what the bonus keeps, but for its learned parameters
 
 
 class Batch(NamedTuple):
@@ -60,6 +60,7 @@ class Batch(NamedTuple):
     action_mask: Array | None = None  # bool [B, num_outputs]
     carry: PyTree = ()  # [B, ...] of the memory before each sequence
     reset: Array | None = None  # bool [B, L]: an episode begins after the step
+    bonus: PyTree = None  # rows of the bonus
 
 
 class Learner(NamedTuple):
@@ -82,6 +83,7 @@ class Context(NamedTuple):
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
     objective: Callable[["Context", PyTree, Batch], tuple[Array, Metrics]]
+    bonus: bonuses.Bonus | None = None
 
     @property
     def frame_stack(self) -> int:
@@ -108,7 +110,9 @@ def make(
     optimizer = optim.make_optimizer(learning_rate, config.optimizer)
     value_head = value_distributions.head_of(config.value)
     assert isinstance(value_head, value_distributions.ValueHead), "options allow no custom value head here"
-    context = Context(config, spec, parallelism, policy, value_head, learning_rate, optimizer, objective or loss)
+    bonus = bonuses.make(config, spec, policy, num_updates, parallelism)
+    objective = bonuses.with_loss(bonus, objective or loss)
+    context = Context(config, spec, parallelism, policy, value_head, learning_rate, optimizer, objective, bonus)
     functions = partial(prepare, context), partial(gradient_step, context), partial(finalize, context)
     epochs = sgd.epochs_of(config, parallelism, functions, "advantage" if config.normalize_advantage else "")
     return Agent(
@@ -144,12 +148,14 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
 def init(context: Context, key: Key) -> State:
     """Return fresh parameters and empty statistics."""
     params = policies.init(context.policy, key, context.config.policy.log_std_init)
+    params, bonus = bonuses.init(context.bonus, params, key)
     return State(
         params=params,
         optimizer=context.optimizer.init(params),
         observations=normalize.init(context.spec.obs) if context.config.normalize_observations else None,
         rewards=normalize.init_reward(context.spec.num_envs) if context.config.rewards == "normalized" else None,
         lr_scale=jnp.float32(1) if isinstance(context.config.schedule, AdaptiveKL) else None,
+        bonus=bonus,
     )
 
 
@@ -184,7 +190,7 @@ def prepare(context: Context, state: State, rollout: Rollout) -> sgd.UpdateBatch
     rollout = rollout._replace(carry=rollout.carry[0] if context.policy.gsde else rollout.carry)  # of the memory
     steps, axis_name = rollout.steps, context.parallelism.axis_name
     rewards, reward = normalize.scale_rewards(state.rewards, steps, config.gamma, axis_name)
-    obs_moments = normalize.seen(state.observations, steps.obs, steps.valid)
+    obs_moments, given = normalize.seen(state.observations, steps.obs, steps.valid), rollout
     rollout = rollout._replace(steps=steps._replace(obs=normalize.apply(state.observations, steps.obs)))
     obs, kept = encode_rollout(context.frame_stack, rollout)
     value, next_value, carry = values(context, state, rollout, obs, kept)
@@ -194,12 +200,13 @@ def prepare(context: Context, state: State, rollout: Rollout) -> sgd.UpdateBatch
     weight = steps.valid.astype(jnp.float32)
     pi, sample = policies.samples_of(steps)
     log_prob = pi.log_prob(sample)
-    rows = Batch(obs, sample, pi, log_prob, value, advantage, target, weight, steps.action_mask)
+    added = bonuses.prepare(context.bonus, state, given, advantage)
+    rows = Batch(obs, sample, pi, log_prob, value, added.advantage, target, weight, steps.action_mask, bonus=added.rows)
     rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.has_memory else None), config.sequence())
     moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
     learner = Learner(state.params, state.optimizer, jnp.bool_(False), state.lr_scale)
-    after = state._replace(rewards=rewards)
-    return sgd.UpdateBatch(learner, rows._replace(carry=carry), kept, after, (moments, obs_moments))
+    after = state._replace(rewards=rewards, bonus=added.state)
+    return sgd.UpdateBatch(learner, rows._replace(carry=carry), kept, after, (moments, obs_moments), added.metrics)
 
 
 def values(
@@ -241,9 +248,9 @@ def finalize(
     params, optimizer, _, lr_scale = learner
     learning_rate = context.learning_rate(optimizer[-1].count) * (1 if lr_scale is None else lr_scale)
     observations = normalize.merge(batch.state.observations, obs_moments)
-    state = State(params, optimizer, observations, batch.state.rewards, lr_scale)
-    explained = normalize.explained_variance(moments)
-    return state, means | {"explained_variance": explained, "learning_rate": learning_rate}
+    state = State(params, optimizer, observations, batch.state.rewards, lr_scale, batch.state.bonus)
+    own = {"explained_variance": normalize.explained_variance(moments), "learning_rate": learning_rate}
+    return state, means | own | batch.metrics
 
 
 def gradient_step(context: Context, learner: Learner, batch: Batch) -> tuple[Learner, tuple[Metrics, Array]]:
@@ -287,7 +294,9 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     bound = jnp.where(batch.advantage > 0, 1 + config.clip_coef, 1 - config.clip_coef)
     beyond = (ratio - bound) * batch.advantage > 0
     policy_loss = -jnp.where(beyond, bound, ratio) * batch.advantage
-    value_loss = value_losses(context, output, batch)
+    value_loss = value_distributions.loss_of_states(
+        config.value, context.value_head, config.clip_coef, output, batch.target, batch.value
+    )
     entropy = pi.entropy()
     total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     metrics = {
@@ -298,20 +307,3 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
         "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).astype(jnp.float32),
     }
     return sgd.weighted_sums(batch.weight, total, metrics)
-
-
-def value_losses(context: Context, output: Array, batch: Batch) -> Array:
-    """Return the loss of each row between the critic's output and the target.
-
-    With value mean, it is half the squared error, or with `clip_vloss` the larger one of that and of the value that is
-    clipped to near the old one. With hl_gauss, it is the cross entropy with the target's distribution.
-    """
-    config = context.config
-    if not isinstance(config.value, ClippedMean):
-        wanted = value_distributions.gaussian(context.value_head, batch.target)
-        return optax.softmax_cross_entropy(output, wanted)
-    error = (output - batch.target) ** 2
-    if config.value.clip_vloss:
-        near = batch.value + jnp.clip(output - batch.value, -config.clip_coef, config.clip_coef)
-        error = jnp.maximum(error, (near - batch.target) ** 2)
-    return 0.5 * error

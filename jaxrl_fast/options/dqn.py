@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl_fast.options import algorithm
+from jaxrl_fast.options.bonus import bonus_of_values
 from jaxrl_fast.options.declare import Part, option
 from jaxrl_fast.options.explore import Epsilon, explore
 from jaxrl_fast.options.memory import NoMemory, OfReplay, memory
@@ -11,7 +12,7 @@ from jaxrl_fast.options.network import Network, network
 from jaxrl_fast.options.optimizer import Adam, optimizer, schedule
 from jaxrl_fast.options.replay import Uniform, replay
 from jaxrl_fast.options.target import PeriodicAverage, target
-from jaxrl_fast.options.value import bonus, value_of_actions
+from jaxrl_fast.options.value import value_of_actions
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DQN(algorithm.OffPolicy):
     replay: Uniform = replay(100_000)
     target: PeriodicAverage = target(PeriodicAverage(tau=1.0, interval=500))
     value: Part = value_of_actions()
-    bonus: Part = bonus()
+    bonus: Part = bonus_of_values()
     explore: Epsilon = explore()
     network: Network = network(activation="relu", kernel_init="lecun_normal")
     memory: NoMemory | OfReplay = memory(OfReplay())

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl_fast.options import algorithm
+from jaxrl_fast.options.bonus import bonus_of_policies
 from jaxrl_fast.options.declare import FRACTION, NON_NEGATIVE, POSITIVE, Part, option
 from jaxrl_fast.options.explore import Gaussian, policy
 from jaxrl_fast.options.memory import NoMemory, Recurrent, memory
@@ -44,6 +45,7 @@ class PPO(algorithm.OnPolicy):
         "else raw."
     )
     value: Part = value_of_states()
+    bonus: Part = bonus_of_policies()
     policy: Gaussian = policy()
     network: Network = network()
     memory: NoMemory | Recurrent = memory(Recurrent())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxrl_fast.options.declare import NON_NEGATIVE, POSITIVE, Bounds, Part, choice, option
+from jaxrl_fast.options.declare import POSITIVE, Bounds, Part, choice, option
 
 ATOMS = Bounds(2, 2**16)
 Loss = Literal["squared", "huber"]
@@ -84,22 +84,6 @@ class CustomValue(Part):
     atoms: int = option(1, "Number of outputs for each action.", bounds=Bounds(1, 2**16))
 
 
-@dataclass(frozen=True)
-class NoBonus(Part):
-    """No bonus."""
-
-
-@dataclass(frozen=True)
-class Munchausen(Part):
-    """The scaled log-policy as a bonus (Vieillard et al. 2020)."""
-
-    alpha: float = option(0.9, "Scale of the log-policy.", bounds=NON_NEGATIVE, traced=True)
-    temperature: float = option(0.03, "Temperature of the softmax policy.", bounds=POSITIVE, traced=True)
-    clip: float = option(
-        -1.0, "Lower bound of temperature times log-policy.", bounds=Bounds(float("-inf"), 0), traced=True
-    )
-
-
 def value_of_actions() -> Any:
     """Return a field for the values of discrete actions."""
     return choice(
@@ -146,14 +130,4 @@ def value_of_pairs() -> Any:
         "2024), or as a number (mean).",
         mean=Mean(),
         hl_gauss=HLGauss(atoms=151, v_min=-100.0, v_max=100.0),
-    )
-
-
-def bonus() -> Any:
-    """Return a field for a bonus that is added to rewards."""
-    return choice(
-        "none",
-        "Bonus that is added to rewards: the scaled log-policy (Munchausen, Vieillard et al. 2020).",
-        none=NoBonus(),
-        munchausen=Munchausen(),
     )

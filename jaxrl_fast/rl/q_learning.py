@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.options.bonus import Munchausen
 from jaxrl_fast.options.declare import Part
-from jaxrl_fast.options.value import Munchausen, RescaledMean
+from jaxrl_fast.options.value import RescaledMean
 from jaxrl_fast.rl import distributions, returns, value_distributions
 from jaxrl_fast.rl.value_distributions import Atoms, CustomHead, ValueHead
 

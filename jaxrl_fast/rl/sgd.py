@@ -26,6 +26,7 @@ class UpdateBatch(NamedTuple):
     frames: Frames | None = None  # the frames from which the rows' `obs` are built, if they are stored as frames
     state: PyTree = None  # of the agent after the update, but for the changes by gradient steps and `moments`
     moments: PyTree = None  # Moments of this shard's rows, which are pooled over all shards
+    metrics: PyTree = None  # of the rollout, equal on all shards, for `finalize`
 
 
 class Epochs(NamedTuple):

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from jaxrl_fast.options.declare import Part
-from jaxrl_fast.options.value import C51, CustomValue, HLGauss, Quantile
+from jaxrl_fast.options.value import C51, ClippedMean, CustomValue, HLGauss, Quantile
 from jaxrl_fast.utils import importing
 
 
@@ -147,6 +147,25 @@ def losses(
     if form.kind == "quantile":
         return quantile_loss(output, goal, huber), jnp.abs(td_error)
     return optax.huber_loss(td_error) if huber else 0.5 * td_error**2, jnp.abs(td_error)
+
+
+def loss_of_states(
+    options: Part, form: ValueHead, clip_coef: float | Array, output: Array, target: Array, before: Array
+) -> Array:
+    """Return the loss of each row [...] between PPO's critic's output and the target [...].
+
+    With value mean, it is half the squared error, or with `clip_vloss` the larger one of that and of the value that is
+    clipped to near the value `before` the update. With hl_gauss, it is the cross entropy with the target's
+    distribution.
+    """
+    if not isinstance(options, ClippedMean):
+        entropy: Array = optax.softmax_cross_entropy(output, gaussian(form, target))
+        return entropy
+    error = (output - target) ** 2
+    if options.clip_vloss:
+        near = before + jnp.clip(output - before, -clip_coef, clip_coef)
+        error = jnp.maximum(error, (near - target) ** 2)
+    return 0.5 * error
 
 
 def project(goal: Atoms, support: Array) -> Array:
