@@ -25,7 +25,7 @@ class Schedule(NamedTuple):
     points: tuple[float, ...]
     num_steps: int  # environment steps from the first point to the last; 0: the first one, unless a callback changes it
     is_whole: bool = False  # values are rounded to whole numbers
-    least: float = -math.inf
+    least: float = -MAX_FLOAT
 
     def __str__(self) -> str:
         """Return "4 to 12 in 2M steps"."""
@@ -62,7 +62,7 @@ class Schedule(NamedTuple):
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
         most = MAX_WHOLE if self.is_whole else MAX_FLOAT
         if not number or self.is_whole and value != round(value) or not max(self.least, -most) <= value <= most:
-            kind = f"a whole number from {max(self.least, -most):g} to {most}" if self.is_whole else "a finite number"
+            kind = f"a whole number from {max(self.least, -most)} to {most}" if self.is_whole else "a finite number"
             raise ValueError(f"{name}: must be {kind}, got {value!r}")
         return self.typed(value)
 
@@ -91,7 +91,7 @@ def read(name: str, text: str, default: Any) -> Schedule:
         raise ValueError(f"{name}: a schedule must have two or more values, {form}")
     is_int = isinstance(default, int | np.integer)
     whole = is_int and (type(default) is int or not any("." in x for x in values))
-    schedule = Schedule(points, num_steps, whole, 1 if name == TIME_LIMIT else -math.inf)
+    schedule = Schedule(points, num_steps, whole, 1 if name == TIME_LIMIT else -MAX_FLOAT)
     for value in points:
         schedule.check(name, value)
     return schedule
@@ -116,7 +116,8 @@ def is_number(default: Any) -> bool:
         return False
     if isinstance(default, int | float | np.number):
         return True
-    return getattr(default, "shape", None) == () and np.dtype(default.dtype).kind in "iuf"
+    is_array = hasattr(default, "__array__") and getattr(default, "shape", None) == ()
+    return is_array and np.dtype(default.dtype).kind in "iuf"
 
 
 def as_default(default: Any) -> Any:

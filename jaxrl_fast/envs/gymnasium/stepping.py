@@ -204,6 +204,7 @@ class Stepper:
         arrays.busy[i] = True
         try:
             outcome = episode.begin(self.envs[i])
+            attributes.set_all(self.envs[i], self.options)  # a reset may have overwritten them
         except BaseException as error:
             self._failed("reset", i, error)
         try:
