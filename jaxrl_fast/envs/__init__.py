@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_fast.envs import construct, interfaces
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.errors import blame, raised_here, why
-from jaxrl_fast.utils.parsing import nearest
+from jaxrl_fast.utils.parsing import as_schedule, nearest
 
 if TYPE_CHECKING:
     from jaxrl_fast import types
@@ -64,6 +64,10 @@ def make(env_id: Any, num_envs: int, /, host_config: "HostEnvConfig | None" = No
         frames = {name: x for name, x in frames.items() if name not in changes}
     if host_config is not None:
         _check_host_config(backend, env, host_config)
+    if config.schedules and env.on_device and any(map(as_schedule, options.values())):
+        assert env.view.resize, "adapters provide it"
+        followed, warnings = env.view.resize(num_envs, config), env.view.warnings
+        env = followed._replace(view=followed.view._replace(warnings=warnings))
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
     if config.wrappers.quarantine:
         from jaxrl_fast.envs.wrappers import quarantine  # imports jax

@@ -83,7 +83,8 @@ class Task:
     )
     env_options: dict[str, Any] = option(
         {},
-        "Parameters or constructor arguments of the environment, such as max_steps_in_episode=200.",
+        "Parameters or constructor arguments of the environment, such as max_steps_in_episode=200. gravity=4..12@2M "
+        "follows a schedule: from 4 to 12 in the first 2M steps of the training.",
         equal=same_episodes,
     )
     protocol: Literal["", "dqn2015", "machado2018"] = option(

@@ -193,6 +193,7 @@ def host_env_config(options: Options, purpose: int, done: int = 0, shard: Shard 
         workers=workers,
         wrappers=wrappers_of(options),
         render=purpose == WATCHING,
+        schedules=training,
     )
 
 

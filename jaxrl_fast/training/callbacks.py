@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_fast.envs.schedules import Schedule, check_choice
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import why
 
@@ -24,6 +25,19 @@ class RunState:
         self.num_updates = num_updates  # so far
         self.seconds = seconds  # since the run started, over all its processes
         self.stop_reason: str | None = None
+        self.schedules: Mapping[str, Schedule] = {}  # of options of the environments
+        self.env_options: dict[str, float] = {}  # values that replace them
+
+    def set_env_option(self, name: str, value: float) -> None:
+        """Replace the schedule of an option of the environments by a value, until the next call.
+
+        If called in `on_record`, it takes effect with the next record; in `on_evaluation`, at once. Evaluations still
+        use the last value of the schedule. The option is scheduled, or written as VALUE@callback in env_options.
+
+        Raises:
+            ValueError: If the option has no schedule, or cannot have this value.
+        """
+        self.env_options[name] = check_choice(self.schedules, name, value)
 
     def stop(self, reason: str = "") -> None:
         """Stop the run early. Like after its last update, the run is evaluated and saved, and can be resumed.
@@ -36,8 +50,8 @@ class RunState:
 class Callback:
     """Base class of callbacks. Override the methods you need; any object with some of these methods works too.
 
-    The methods run on the host between chunks of updates, never inside a trace. They get copies, so they cannot change
-    the run's results.
+    The methods run on the host between chunks of updates, never inside a trace. They get copies, so they change the
+    run's results only by the methods of `state`.
     """
 
     def on_record(self, records: list[dict[str, Any]], state: RunState) -> None:
@@ -74,15 +88,16 @@ class CallbackRunner:
         self.error: Exception | None = None
         self.problem = ""  # the error in a sentence
 
-    def call(self, hook: str, what: Any, progress: "RunProgress") -> str | None:
-        """Call a hook of every callback. Return why one of them stops the run, or None."""
+    def call(self, hook: str, what: Any, progress: "RunProgress") -> tuple[str | None, dict[str, float]]:
+        """Call a hook of every callback. Return why one of them stops the run, or None, and options that they set."""
         if not self.callbacks:
-            return None
+            return None, {}
         plan = progress.plan
         total_steps = plan.num_updates * plan.steps_per_update
         state = RunState(plan.folder, progress.env_steps, total_steps, progress.finished, progress.wall_time)
+        state.schedules = progress.curriculum.schedules
         self._call(hook, what, state)
-        return state.stop_reason
+        return state.stop_reason, state.env_options
 
     def call_at_end(self, progress: "RunProgress") -> None:
         """Call `on_end` of every callback. Raise an exception of a callback."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast.config.population import LABEL
 from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.envs.schedules import METRIC
 from jaxrl_fast.options.declare import options_of, value_of
 from jaxrl_fast.options.host import RAY
 from jaxrl_fast.options.run import Options
@@ -154,6 +155,6 @@ def check_update(algo: str, state: Any, result: Any) -> None:
     wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
     if wrong:
         raise ValueError(f"algorithm {algo!r}: metrics must be scalars, but {' and '.join(wrong)}; return means")
-    taken = [name for name in metrics if name in RESERVED_METRICS or name.startswith(("eval_", LABEL))]
+    taken = [name for name in metrics if name in RESERVED_METRICS or name.startswith(("eval_", METRIC, LABEL))]
     if taken:
         raise ValueError(f"algorithm {algo!r}: the metric name {' and '.join(taken)} is reserved; rename it")

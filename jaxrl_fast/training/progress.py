@@ -13,6 +13,7 @@ from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, disk, run_logger
 from jaxrl_fast.training.checkpoint_manager import CheckpointManager
+from jaxrl_fast.training.curriculum import Curriculum
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.summary import RunResult, summarize
@@ -43,6 +44,7 @@ class RunProgress:
             options.solved_threshold,
             compares_evaluations=not plan.env.spec.players,
         )
+        self.curriculum = Curriculum(plan.env, options.env_options, plan.agent.rollout_length, plan.steps_per_update)
         self.checkpoints = CheckpointManager(plan, self.tracker)
         self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.max_eval_episodes or 1, plan.varied)
         self.logger: run_logger.RunLogger | run_logger.NoLogger | None = (
@@ -81,6 +83,7 @@ class RunProgress:
     def resume(self, host_state: Mapping[str, Any]) -> None:
         """Continue the counts and clocks of the run that saved this; the tracker has been restored."""
         self.finished = self.tracker.updates
+        self.curriculum.restore(host_state)
         self.times = {name: self.times[name] + host_state["times"][name] for name in TIMES}
         self.start_time -= host_state["wall_time"]
         self.train_time_before = self.times["train"]
@@ -118,6 +121,7 @@ class RunProgress:
             num_saved=self.checkpoints.num_saved,
             last_saved=self.checkpoints.last.name if self.checkpoints.last else None,
             replay=self.of_replay,
+            env_options=self.curriculum.values(self.env_steps) or None,
         )
 
     @contextlib.contextmanager

@@ -45,6 +45,7 @@ class Progress(NamedTuple):
     saved: int | None = None  # where it was saved last, whether or not that succeeded
     stopping: bool = False  # a signal or a failure ends the run
     save_due: bool = False  # by the clock
+    change_at: int | None = None  # where options of the environments change
 
 
 def to_updates(env_steps: int, steps_per_update: int) -> int:
@@ -106,7 +107,8 @@ def _kind_at_end(cadence: Cadence, now: Progress) -> Kind:
 def _limit(cadence: Cadence, now: Progress) -> int:
     """Return the next update at which the device must be idle."""
     periods = [every for every in (cadence.eval_every, cadence.save_every) if every]
-    return min([now.last_update, *(next_multiple(now.finished, every) for every in periods)])
+    change = [now.change_at] if now.change_at is not None and now.change_at > now.finished else []
+    return min([now.last_update, *change, *(next_multiple(now.finished, every) for every in periods)])
 
 
 def _cut(cadence: Cadence, submitted: int, limit: int) -> int:

@@ -108,12 +108,18 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
         state = compiled.init(seeds if len(seeds) > 1 else seeds[0])
         if plan.start:
             state = init_from.apply(plan.start, state, plan.placement)
-            state = compiled.restart(state) if plan.env.pools else state  # their first actions have been sent
+            if plan.env.pools:  # their first actions have been sent
+                progress.curriculum.restart_envs(0)
+                state = compiled.restart(state)
         size = 0 if plan.settings.options.resume else None
     else:
         state, host_state = progress.checkpoints.restore(plan.saved, compiled)
-        state = compiled.restart(state) if progress.checkpoints.resets_envs else state
         progress.resume(host_state)
+        if progress.checkpoints.resets_envs:
+            progress.curriculum.restart_envs(progress.finished)
+            state = compiled.restart(state)
+        else:
+            progress.curriculum.continue_envs()
         size, env_steps = host_state["metrics_size"], progress.env_steps
     leads = team.current().leads
     if plan.settings.options.resume and leads:

@@ -26,6 +26,7 @@ class RunResult(NamedTuple):
     num_saved: int  # checkpoints
     last_saved: str | None  # the name of the last
     replay: Mapping[str, float] | None = None  # `of_replay`; None: it is on the device, or there is none
+    env_options: Mapping[str, float] | None = None  # scheduled ones at the end; None: there are none
 
 
 def write_config(plan: "Plan") -> None:
@@ -143,6 +144,7 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
         "num_checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
         "replay": ended.replay,
+        "env_options": ended.env_options,
         "init_from": options.init_from or None,
         "num_shards": plan.placement.num_shards,
         "num_grad_workers": plan.placement.num_grad_workers,

@@ -92,7 +92,7 @@ class Trainer:
         assert progress.logger is not None, "it is opened with the first state"
         self.options, self.logger = self.plan.settings.options, progress.logger
         self.tracker, self.checkpoints, self.team = progress.tracker, progress.checkpoints, team.current()
-        self.callbacks = CallbackRunner(callbacks)
+        self.callbacks, self.curriculum = CallbackRunner(callbacks), progress.curriculum
         progress.evaluator.report = printers.EvaluationPrinter(terminal.print, self.options.console_every)
         self.exact_host_resume = self.options.host.exact_resume and not self.plan.env.on_device
         self.cadence = schedule.Cadence(
@@ -174,6 +174,7 @@ class Trainer:
             saved=self.saved,
             stopping=self.stopping(),
             save_due=self.checkpoints.should_save(),
+            change_at=self.curriculum.next_change,
         )
         event = schedule.next_event(self.cadence, now)
         return event.kind.value, event.limit, self.signal
@@ -227,8 +228,10 @@ class Trainer:
             if host and self.exact_host_resume and self.checkpoints.num_begun > self.num_restarts:
                 self.num_restarts = self.checkpoints.num_begun
                 host.reseed(self.finished)
+                self.curriculum.restart_envs(self.finished)
                 self.dispatcher.state = self.program.restart(self.dispatcher.state)
             self.record()  # the last record has waited for an evaluation
+            self.dispatcher.state = self.curriculum.apply(self.dispatcher.state, self.finished)
             self.dispatcher.mark_idle()
         self.dispatcher.submit(limit)
 
@@ -260,6 +263,8 @@ class Trainer:
     def record(self, **which: Any) -> None:
         """Write the complete records; the last one includes the evaluation."""
         for records in self.tracker.records(**which):
+            options = self.curriculum.metrics(records[0]["env_steps"])
+            records = [record | options for record in records]
             self.logger.write(records)
             self.notify("on_record", records, self._record_after(self.tracker.recorded))
 
@@ -274,7 +279,7 @@ class Trainer:
         if size is None:
             return self.checkpoints.defer()
         times, wall_time = self.progress.elapsed(), self.progress.wall_time
-        host_state = {"times": times, "wall_time": wall_time, "metrics_size": size}
+        host_state = {"times": times, "wall_time": wall_time, "metrics_size": size} | self.curriculum.saved()
         wrong = self.checkpoints.save(self.dispatcher.state, self.env_steps, host_state, score, with_envs)
         self.progress.times["save"] += perf_counter() - start
         if wrong is not None:
@@ -293,6 +298,7 @@ class Trainer:
         undo = self.checkpoints.mark_eval_envs()
         if self.plan.shares_env and self.plan.env.host:
             self.plan.env.host.reseed(FIRST_EVAL_SEED + index)
+            self.curriculum.end()
         learner, limits = self.program.learner(self.dispatcher.state), self._eval_limits()
         found = self.team.decide(lambda: self._scores(learner, index, limits))
         if found is None:
@@ -302,9 +308,9 @@ class Trainer:
         self.tracker.evaluations.append(evaluation)
         self.printer.set_eval(total["eval_return_mean"])
         self.record(everything=True, evaluation=each_seed)
+        self.notify("on_evaluation", evaluation, self.finished)  # before the save, which keeps the options it sets
         if self.tracker.best() is evaluation:
             self.save(total["eval_return_mean"])
-        self.notify("on_evaluation", evaluation, self.finished)
 
     def _scores(
         self, learner: Any, index: int, limits: eval_limits.Limits | None
@@ -328,8 +334,9 @@ class Trainer:
         return limits
 
     def notify(self, hook: str, what: Any, stop_at: int) -> None:
-        """Call the callbacks. If one asks for it, the run ends at update `stop_at`."""
-        reason = self.team.decide(lambda: self.callbacks.call(hook, what, self.progress))
+        """Call the callbacks. If one asks for it, the run ends or options change at update `stop_at`."""
+        reason, options = self.team.decide(lambda: self.callbacks.call(hook, what, self.progress))
+        self.curriculum.choose(options, stop_at)
         if reason is not None and stop_at < self.last_update:
             self.stop_at = stop_at
             where = f"stopping early at step {stop_at * self.plan.steps_per_update}"

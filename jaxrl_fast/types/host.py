@@ -42,6 +42,9 @@ class HostEnv(NamedTuple):
     protocol: AtariProtocol = ""
     num_workers: int = 0  # processes that step each pool; 0: the backend's threads or this process
     pools: AsyncPools | None = None  # if a step of a pool has two halves
+    schedules: Mapping[str, Any] = {}  # of `envs.schedules`, of options by name
+    # Values that replace schedules, and the steps that each environment has made; None: as many as now.
+    set_options: Callable[[Mapping[str, float], int | None], None] = lambda values, num_steps: None
 
 
 class HostResource(NamedTuple):

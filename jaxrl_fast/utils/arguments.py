@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, Number, nearest, parse_float, parse_int
+from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, Number, as_schedule, nearest, parse_float, parse_int
 
 NESTED_TYPES = (tuple, list, dict)
 
@@ -32,6 +32,9 @@ def as_range(value: Any) -> tuple[str, str] | None:
 
 def coerce(owner: str, name: str, value: Any, default: Any) -> Any:
     """Return an option's value, given as a number, a string or a list, with the type of its default."""
+    if as_schedule(value) and not isinstance(default, str):
+        remedy = "only numbers that an environment reads in each step follow a schedule"
+        raise ValueError(f"{name}: must be one value for {owner}, got {value}; {remedy}")
     if as_range(value) and not isinstance(default, str):
         remedy = "only parameters of an environment on the device are drawn at each reset"
         raise ValueError(f"{name}: must be one value for {owner}, got {value}; {remedy}")

@@ -82,6 +82,14 @@ def parse_period(text: str) -> tuple[int, float]:
     return period
 
 
+def as_schedule(value: Any) -> tuple[str, str] | None:
+    """Return the values and the steps of a schedule such as "4..12@2M", as text, which may be wrong; else None."""
+    text = value if isinstance(value, str) else ""
+    values, at, steps = text.partition("@")
+    is_meant = at and (not values or ".." in text or values[0] in "+-." or values[0].isdigit())
+    return (values, steps) if is_meant else None
+
+
 class Number(int):
     """A default that is a whole number, of an argument that is not declared as int: it takes any number."""
 

@@ -31,6 +31,7 @@ class EnvState(NamedTuple):
 
     pickled: bytes  # b"": it has not begun an episode since it got the seed
     seed: int | None  # of its next reset; None: no new one
+    num_steps: int = 0  # so far, which schedules of its options follow
 
 
 def pack(arrays: Arrays, states: Sequence[EnvState]) -> dict[str, np.ndarray]:
@@ -38,6 +39,8 @@ def pack(arrays: Arrays, states: Sequence[EnvState]) -> dict[str, np.ndarray]:
     found = {f"env/{i}": np.frombuffer(state.pickled, np.uint8) for i, state in enumerate(states)}
     found |= {f"row/{i}": x.copy() for i, x in enumerate((*arrays.obs, *arrays[1:]))}
     found["seeds"] = np.array([-1 if state.seed is None else state.seed for state in states])
+    if any(state.num_steps for state in states):
+        found["steps"] = np.array([state.num_steps for state in states])
     return {name: x for name, x in found.items() if x.size}
 
 
@@ -47,7 +50,8 @@ def unpack(arrays: Arrays, packed: Mapping[str, np.ndarray]) -> list[EnvState]:
         x[...] = packed.get(f"row/{i}", x)
     pickled = [packed[f"env/{i}"].tobytes() if f"env/{i}" in packed else b"" for i in range(len(arrays.reward))]
     seeds = [None if seed < 0 else seed for seed in packed["seeds"].tolist()]
-    return [EnvState(*state) for state in zip(pickled, seeds, strict=True)]
+    steps = packed["steps"].tolist() if "steps" in packed else [0] * len(seeds)
+    return [EnvState(*state) for state in zip(pickled, seeds, steps, strict=True)]
 
 
 def dump(env: Any, method: Method) -> bytes:

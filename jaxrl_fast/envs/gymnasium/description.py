@@ -2,14 +2,14 @@
 
 import functools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.envs.gymnasium import copying, masks, process, ray_actor
+from jaxrl_fast.envs.gymnasium import attributes, copying, masks, process, ray_actor
 from jaxrl_fast.envs.gymnasium import spaces as gymnasium_spaces
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, Recipe, allocate
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
@@ -20,6 +20,7 @@ from jaxrl_fast.envs.host.bridge import choose_bridge
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.env import make_env
 from jaxrl_fast.envs.host.pool import HostPool, PoolSpec, num_envs_per_pool
+from jaxrl_fast.envs.schedules import Schedule
 from jaxrl_fast.envs.spaces import allowed, without_mask
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, MultiDiscrete, PyTree, Space
@@ -42,6 +43,7 @@ class Description(NamedTuple):
     source: Source
     layout: Layout
     pool: PoolSpec  # with num_envs 0
+    schedules: Mapping[str, Schedule]  # of attributes
     step_s: float  # seconds of a step, the median
     compute_s: float  # seconds of a step that this process computes
     copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
@@ -77,7 +79,8 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
         )
     open_pool = functools.partial(_open, described, num_workers, config)
     bridge = choose_bridge(described.source.env_id, config.bridge)
-    env = make_env(pool, open_pool, config, bridge, described.warnings, num_workers)
+    schedules = described.schedules if config.schedules else {}
+    env = make_env(pool, open_pool, config, bridge, described.warnings, num_workers, schedules)
     env = env._replace(view=env.view._replace(resize=functools.partial(from_description, described)))
     return env if described.source.whole_image is None else _of_whole_frames(env, described.source)
 
@@ -99,7 +102,9 @@ def _of_whole_frames(env: Env, source: Source) -> Env:
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
     del index
     source, quarantine = described.source, bool(config.wrappers.quarantine)
-    recipe = Recipe(source.env_id, source.maker(config.render), described.layout, quarantine)
+    schedules = {name: x if config.schedules else x.fixed() for name, x in described.schedules.items()}
+    num_total = len(seeds) * max(config.num_async_pools, 1) * config.shard.num
+    recipe = Recipe(source.env_id, source.maker(config.render), described.layout, quarantine, schedules, num_total)
     method = lambda: described.copy_method()[0]
     pool: LocalPool | WorkerPool
     if num_workers:
@@ -153,7 +158,8 @@ def describe(source: Source, quarantine: bool = False, hidden: Collection[str] =
             layout = layout._replace(mask_size=_mask_size(env, env_id, layout, action, quarantine))
         has_action_mask = is_part or bool(layout.mask_size)
         frame_skip.check(env_id, has_action_mask, source.frame_skip)
-        step_s, compute_s = _try(env, env_id, layout, quarantine)
+        schedules = attributes.resolve(env_id, env, source.schedules)
+        step_s, compute_s = _try(env, env_id, layout, quarantine, schedules)
         can_render = source.takes_render_mode and RENDER_MODE in (env.metadata or {}).get("render_modes", ())
         can_render = can_render or env.render_mode == RENDER_MODE
     finally:
@@ -177,7 +183,7 @@ def describe(source: Source, quarantine: bool = False, hidden: Collection[str] =
     )
     source = source._replace(takes_render_mode=source.takes_render_mode and can_render)
     warnings = gymnasium_spaces.warnings(env_id, visible(tree) if is_part else tree)
-    return Description(source, layout, pool, step_s, compute_s, method, warnings, once(warn))
+    return Description(source, layout, pool, schedules, step_s, compute_s, method, warnings, once(warn))
 
 
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:
@@ -251,14 +257,17 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine:
     return mask_size(action) if noting.has_mask else 0
 
 
-def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float, float]:
+def _try(
+    env: Any, env_id: str, layout: Layout, quarantine: bool, schedules: Mapping[str, Schedule]
+) -> tuple[float, float]:
     """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core.
 
     Both are medians, because an interrupted step on a busy machine takes a thousand times as long.
-    Raise ValueError if only steps, and not resets, return an action mask.
+    Raise ValueError if only steps, and not resets, return an action mask, or if steps change a scheduled attribute.
     """
     arrays, noting = allocate(layout, 1), _InfoMask(env)
-    stepper = Stepper(Recipe(env_id, lambda: noting, layout, quarantine), [0], arrays)
+    fixed = {name: each.fixed() for name, each in schedules.items()}
+    stepper = Stepper(Recipe(env_id, lambda: noting, layout, quarantine, fixed), [0], arrays)
     stepper.reset()
     is_part = [leaf.path == ("action_mask",) for leaf in layout.leaves]
     mask = arrays.obs[is_part.index(True)][0] if any(is_part) else arrays.mask[0]
@@ -271,5 +280,6 @@ def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float
         raise ValueError(
             f'{env_id}: info["action_mask"] must be returned by reset too, got it from step only; return it from both'
         )
+    attributes.check_kept(env_id, env, stepper.options, "steps")
     step_s, compute_s = np.median(noting.times, axis=0).tolist()
     return step_s, compute_s

@@ -2,10 +2,12 @@
 
 import mmap
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jaxrl_fast.envs.schedules import Schedule
 
 ALIGNMENT = 64  # bytes between the starts of two arrays in shared memory are a multiple of this
 
@@ -59,6 +61,8 @@ class Recipe(NamedTuple):
     make: Callable[[], Any]  # of one environment
     layout: Layout
     quarantine: bool = False  # numbers that are not finite truncate the episode; otherwise they are an error
+    schedules: Mapping[str, Schedule] = {}  # of attributes
+    num_envs: int = 1  # over which their environment steps are summed
 
 
 class Arrays(NamedTuple):

@@ -100,6 +100,11 @@ class LocalPool:
         """Begin the next episodes as these say, `each` of an environment."""
         self.thread.call(self.stepper.set_episodes, episodes, each)
 
+    def set_options(self, chosen: Mapping[str, float], num_steps: int | None) -> None:
+        """Take a pending step, then set what the schedules of options follow."""
+        self.finish()
+        self.stepper.set_options(chosen, num_steps)
+
     def get_state(self) -> dict[str, np.ndarray]:
         """Take a pending step, and return the state of all environments."""
         self.finish()
@@ -148,7 +153,7 @@ class WorkerPool:
         """
         import cloudpickle
 
-        self.env_id, _, layout, _ = recipe
+        self.env_id, layout = recipe.env_id, recipe.layout
         try:
             pickled = cloudpickle.dumps(recipe)
         except Exception as error:  # pickling may raise anything
@@ -219,6 +224,13 @@ class WorkerPool:
         """Begin the next episodes as these say, `each` of an environment."""
         for one in self.workers:
             one.call("set_episodes", episodes, each)
+        self._wait(self.timeout_s)
+
+    def set_options(self, chosen: Mapping[str, float], num_steps: int | None) -> None:
+        """Wait for a pending step, then set what the schedules of options follow."""
+        self.finish()
+        for one in self.workers:
+            one.call("set_options", dict(chosen), num_steps)
         self._wait(self.timeout_s)
 
     def get_state(self) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.wrappers import frame_skip, image
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
+from jaxrl_fast.utils.parsing import as_schedule
 
 RENDER_MODE, TIME_LIMIT = "rgb_array", "max_episode_steps"
 
@@ -30,6 +31,7 @@ class Source(NamedTuple):
     frame_options: Mapping[str, Any] = {}  # `gray` and `resize`, as the user gave them
     changes: Mapping[str, Any] | None = None  # the arguments of `making.ChangeFrames`
     whole_image: tuple[int, Any] | None = None  # its index among the parts of an observation, and its space before
+    schedules: Mapping[str, str] = {}  # of attributes, as the user gave them
     is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
@@ -76,6 +78,7 @@ def from_id(name: str, options: Mapping[str, Any]) -> Source:
     """Return the source for a registered id. Raise ValueError if the id or an option is unknown."""
     env_id, spec, known_arguments = _registered(name)
     creator = _creator(env_id, spec)
+    options, schedules = _take_schedules(options, known_arguments)
     options, of_reset = _take_reset(env_id, options)
     options, num_skip = frame_skip.take(env_id, options, known_arguments)
     options, frame_options = _take_changes(options, known_arguments)
@@ -84,8 +87,15 @@ def from_id(name: str, options: Mapping[str, Any]) -> Source:
     given = _checked(env_id, options, known_arguments, takes_any=_takes_any(creator))
     make = functools.partial(gymnasium.make, spec, disable_env_checker=True)
     maker = resetting.with_options(env_id, make, of_reset)
+    can_render = _can_render(creator)
     return Source(
-        env_id, maker, given, takes_render_mode=_can_render(creator), frame_skip=num_skip, frame_options=frame_options
+        env_id,
+        maker,
+        given,
+        takes_render_mode=can_render,
+        frame_skip=num_skip,
+        frame_options=frame_options,
+        schedules=schedules,
     )
 
 
@@ -125,6 +135,7 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
         return _from_instance(given, options)
     known = construct.arguments(given)
     known.pop("render_mode", None)
+    options, schedules = _take_schedules(options, known)
     options, of_reset = _take_reset(env_id, options)
     options, num_skip = frame_skip.take(env_id, options, known)
     options, frame_options = _take_changes(options, known)
@@ -132,7 +143,10 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
     chosen = _checked(env_id, options, {TIME_LIMIT: 1} | known, takes_any=_takes_any(given))
     limit = None if own_limit else chosen.pop(TIME_LIMIT, None)
     maker = resetting.with_options(env_id, given, of_reset)
-    return Source(env_id, maker, chosen, limit, _can_render(given), num_skip, frame_options, is_named=is_named)
+    can_render = _can_render(given)
+    return Source(
+        env_id, maker, chosen, limit, can_render, num_skip, frame_options, schedules=schedules, is_named=is_named
+    )
 
 
 def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
@@ -142,6 +156,7 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
         raise ValueError(f"env: {problem}, got {got}; pass its class, or a function: fit(env=lambda: ...)")
     maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
     instance.check_same(env, lambda: construct.call(env.spec.id, maker, {}))
+    options, schedules = _take_schedules(options, {})
     options, of_reset = _take_reset(env.spec.id, options)
     options, num_skip = frame_skip.take(env.spec.id, options, ())
     options, frame_options = _take_changes(options, ())
@@ -153,7 +168,20 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
         takes_render_mode=True,
         frame_skip=num_skip,
         frame_options=frame_options,
+        schedules=schedules,
     )
+
+
+def _take_schedules(options: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options without schedules of attributes, and these. Arguments that are text have none."""
+    is_scheduled = lambda name: (
+        as_schedule(options[name])
+        and not isinstance(known.get(name), str)
+        and name not in construct.OFFERED
+        and not name.startswith(resetting.PREFIX)
+    )
+    found = {name: options[name] for name in options if is_scheduled(name)}
+    return {name: x for name, x in options.items() if name not in found}, found
 
 
 def _take_reset(env_id: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,17 +3,18 @@
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from jaxrl_fast.envs import nested
-from jaxrl_fast.envs.gymnasium import values
+from jaxrl_fast.envs.gymnasium import attributes, values
 from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Recipe
 from jaxrl_fast.envs.gymnasium.resetting import Episode, hint
 from jaxrl_fast.envs.gymnasium.values import MAX_REWARD, Ranges, WrongValue
+from jaxrl_fast.envs.schedules import values as values_of
 from jaxrl_fast.utils.errors import EnvFault, EnvInterrupted, blame, why
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
@@ -24,7 +25,10 @@ class Stepper:
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], arrays: Arrays, first: int = 0) -> None:
         """Make the environments. `first` is the index of the first one among all of a pool, for messages."""
-        self.env_id, make, self.layout, self.quarantine = recipe
+        self.env_id, make, self.layout, self.quarantine, self.schedules, self.num_total = recipe
+        self.num_steps = 0  # of each environment, if options follow schedules
+        self.chosen: Mapping[str, float] = {}  # values that replace their schedules
+        self.options: Mapping[str, float] = {}  # the values that the environments have
         self.arrays, self.first = arrays, first
         self.warning = ""  # a sentence about the first observation outside its space
         self.ranges = Ranges(self.layout, self.quarantine)
@@ -59,6 +63,7 @@ class Stepper:
 
     def reset(self) -> None:
         """Start an episode in every environment."""
+        self._set_options()
         with np.errstate(over="ignore"):
             for i in range(len(self.envs)):
                 self._begin(i)
@@ -67,6 +72,9 @@ class Stepper:
 
     def step(self) -> None:
         """Take a step in every environment with the actions in `arrays`, or reset it if its episode has ended."""
+        if self.schedules:
+            self._set_options()
+            self.num_steps += 1
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite
             self._step()
 
@@ -119,12 +127,29 @@ class Stepper:
         for i in range(len(self.envs)):
             self.episodes[i] = list(episodes[(self.first + i) * each :][:each])
 
+    def set_options(self, chosen: Mapping[str, float], num_steps: int | None) -> None:
+        """Set values that replace schedules, and the steps that each environment has made, unless None."""
+        self.chosen = chosen
+        self.num_steps = self.num_steps if num_steps is None else num_steps
+
+    def _set_options(self) -> None:
+        """Give the environments the values of the next step."""
+        found = values_of(self.schedules, self.num_steps * self.num_total, self.chosen)
+        if found == self.options:
+            return
+        for i, env in enumerate(self.envs):
+            try:
+                attributes.set_all(env, found)
+            except Exception as error:  # a property may raise anything
+                self._failed("setting an option", i, error)
+        self.options = found
+
     def get_states(self, method: Method) -> list[EnvState]:
         """Return the state of each environment."""
         states: list[EnvState] = []
         for i, (env, seed) in enumerate(zip(self.envs, self.seeds, strict=True)):
             try:
-                states.append(EnvState(b"" if seed is not None else dump(env, method), seed))
+                states.append(EnvState(b"" if seed is not None else dump(env, method), seed, self.num_steps))
             except Exception as error:
                 blame(error, f"{self.env_id}: its state could not be saved in {self.where(i)}")
                 raise
@@ -132,7 +157,8 @@ class Stepper:
 
     def set_states(self, method: Method, states: Sequence[EnvState]) -> None:
         """Restore the result of `get_states`, after the arrays have been filled."""
-        for i, (pickled, seed) in enumerate(states):
+        self.options = {}  # other environments may have others
+        for i, (pickled, seed, self.num_steps) in enumerate(states):
             self.seeds[i], before = seed, self.envs[i]
             if pickled:
                 self.envs[i] = load(before, method, pickled)
@@ -178,6 +204,7 @@ class Stepper:
         arrays.busy[i] = True
         try:
             outcome = episode.begin(self.envs[i])
+            attributes.set_all(self.envs[i], self.options)  # a reset may have overwritten them
         except BaseException as error:
             self._failed("reset", i, error)
         try:

@@ -5,10 +5,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
+from jaxrl_fast.envs.gymnax import scheduled
 from jaxrl_fast.envs.gymnax.batch import batch
 from jaxrl_fast.envs.gymnax.single import Single
-from jaxrl_fast.envs.gymnax.tracing import traced
+from jaxrl_fast.envs.gymnax.tracing import action_of, traced
+from jaxrl_fast.envs.schedules import Schedule
 from jaxrl_fast.envs.wrappers import frame_skip
 from jaxrl_fast.envs.wrappers import ranges as drawn
 from jaxrl_fast.types import Env
@@ -44,11 +49,28 @@ def adapt(
     rest = {name: value for name, value in options.items() if name not in given}
     rest, num_skip = frame_skip.take(env_id, rest, _fields(params))
     env = frame_skip.FrameSkip(env, num_skip) if num_skip > 1 else env
+    schedules = scheduled.take(env_id, rest, _fields(params))
     ranges = drawn.ranges(env_id, rest, _fields(params))
-    params = _with_options(env_id, params, {name: x for name, x in rest.items() if name not in ranges}, known)
+    changing = {name: rest[name] for name in (*schedules, *ranges)}
+    params = _with_options(env_id, params, {name: x for name, x in rest.items() if name not in changing}, known)
+    params = drawn.replace(params, scheduled.last_values(schedules))
     single = traced(env_id, env, params, num_envs)
     frame_skip.check(env_id, single.spec.has_action_mask, num_skip)
-    return batch(_drawing(single, {name: rest[name] for name in ranges}, ranges) if ranges else single, num_envs)
+    if schedules:
+        _drawing(single, changing, ranges | scheduled.ranges(schedules))  # raises ValueError for shapes and branches
+        _check_actions(single, changing, schedules)
+    single = _drawing(single, changing, ranges) if ranges else single
+    return batch(single._replace(schedules=tuple(schedules.items())), num_envs)
+
+
+def _check_actions(single: Single, given: Mapping[str, str], schedules: Mapping[str, Schedule]) -> None:
+    """Raise ValueError for a schedule of a parameter that decides the bounds of actions, which agents know."""
+    for name, each in schedules.items():
+        of_points = (drawn.replace(single.params, {name: each.typed(x)}) for x in each.points)
+        bounds = [action_of(single.spec.id, single.env.action_space(params))[1] for params in of_points]
+        if not all(map(np.array_equal, jax.tree.leaves(bounds), jax.tree.leaves(single.bounds) * len(bounds))):
+            problem = f"decides the bounds of actions of {single.spec.id}, which cannot change"
+            raise ValueError(f"{name}: {problem}, got {given[name]}; use one value")
 
 
 def _drawing(single: Single, given: Mapping[str, str], ranges: Mapping[str, drawn.Range]) -> Single:

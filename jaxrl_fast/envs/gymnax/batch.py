@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs import spaces
-from jaxrl_fast.envs.gymnax import starts
+from jaxrl_fast.envs import schedules, spaces
+from jaxrl_fast.envs.gymnax import scheduled, starts
 from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, step_one
 from jaxrl_fast.envs.gymnax.starts import where
 from jaxrl_fast.envs.host.config import HostEnvConfig
@@ -28,21 +28,35 @@ class State(NamedTuple):
     last: jax.Array  # [N] bool: the next step resets; [N, P], if players have separate ends: once all are True
     num_steps: jax.Array  # [N] uint32: steps so far; it may wrap, because no episode lasts 2^32 steps
     resets: starts.ResetBuffer
+    options: scheduled.Options | None = None  # None: no parameter is scheduled
 
 
 def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
-    """Return N environments like one that has been traced; `host_config` does not concern the device."""
-    single = single._replace(spec=single.spec._replace(num_envs=num_envs))
+    """Return N environments like one that has been traced.
+
+    Parameters follow their schedules where `host_config` says so; the rest of it does not concern the device.
+    """
+    resize = functools.partial(batch, single)
+    follows = host_config is not None and host_config.schedules
+    num_total = num_envs * (host_config.shard.num if host_config else 1)
+    single = single._replace(
+        spec=single.spec._replace(num_envs=num_envs), schedules=single.schedules if follows else ()
+    )
     of_player = single._replace(spec=single.spec._replace(players=()))  # an observation is that of one player
     view = View(
         to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
         action_tree=single.action_tree,
         raw_obs=spaces.raw_spec(single.raw_obs, single.spec.obs),
         encode_obs=jax.vmap(functools.partial(encode, of_player)),
-        info=(*_unscaled(single), *([single.env.info] if isinstance(single.env, drawn.Drawn) else [])),
-        resize=functools.partial(batch, single),
+        info=(
+            *_unscaled(single),
+            *([single.env.info] if isinstance(single.env, drawn.Drawn) else []),
+            *schedules.info(dict(single.schedules)),
+        ),
+        resize=resize,
     )
-    env = Env(functools.partial(reset, single), functools.partial(step, single), single.spec, view=view)
+    begin = functools.partial(reset, single, num_total=num_total)
+    env = Env(begin, functools.partial(step, single), single.spec, view=view)
     return players.as_rows(env) if single.players else env
 
 
@@ -56,16 +70,19 @@ def _unscaled(single: Single) -> tuple[str, ...]:
     return ("observations are floats from 0 to 255: network.observations image divides them by 255",)
 
 
-def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
-    """Start N episodes."""
+def reset(single: Single, key: Key, num_total: int) -> tuple[State, TimeStep]:
+    """Start N episodes. `num_total` environments are trained together, in all shards."""
     num_envs = single.spec.num_envs
-    episode, key_data = starts.draw(single, jax.random.split(key, num_envs))
+    options = scheduled.init(single.schedules, num_total)
+    now = scheduled.values(options)
+    of_start = {name: jnp.broadcast_to(x, num_envs) for name, x in now.items()} or None
+    episode, key_data = starts.draw(single, jax.random.split(key, num_envs), of_start)
     zeros = functools.partial(jnp.zeros, num_envs)
     copied = jax.tree.map(jnp.copy, episode)  # so that all can be donated
-    resets = starts.ResetBuffer(copied, ~zeros(bool), key_data)
+    resets = starts.ResetBuffer(copied, ~zeros(bool), key_data, of_start)
     last = jnp.zeros((num_envs, *single.ends), bool)
-    state = State(episode.env, _wrap(key, episode.key_data), last, zeros(jnp.uint32), resets)
-    mask = action_masks(single, episode.env)
+    state = State(episode.env, _wrap(key, episode.key_data), last, zeros(jnp.uint32), resets, options)
+    mask = action_masks(scheduled.with_values(single, now), episode.env)
     reward = jnp.zeros((num_envs, *single.players), jnp.float32)
     score = _score_of_players(jnp.copy(reward), last) if single.ends else None
     return state, TimeStep(episode.obs, reward, jnp.ones(last.shape, jnp.float32), jnp.copy(last), score, mask)
@@ -82,7 +99,9 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         spaces.check_action(single.spec, action)
     ended = state.last  # of each player, or of the environment
     begins = ended.all(axis=-1) if single.ends else ended
-    start, resets = starts.take(single, jax.random.key_impl(state.key), state.resets, begins)
+    now = scheduled.values(state.options)
+    start, resets = starts.take(single, jax.random.key_impl(state.key), state.resets, begins, now)
+    single = scheduled.with_values(single, now)
     running = where(begins, start.env, state.env)
     env_state, timestep = jax.vmap(functools.partial(step_one, single))(step_keys(state), running, action)
     obs = spaces.readable(ended, timestep.obs) if single.ends else timestep.obs  # players who wait may see NaN
@@ -99,7 +118,8 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         action_mask=action_masks(single, episode.env),
     )
     key = _wrap(state.key, episode.key_data)
-    return State(episode.env, key, timestep.last, state.num_steps + 1, resets), timestep
+    options = scheduled.advance(state.options)
+    return State(episode.env, key, timestep.last, state.num_steps + 1, resets, options), timestep
 
 
 def _score_of_players(reward: jax.Array, last: jax.Array) -> EpisodeScore:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
+from jaxrl_fast.envs.schedules import Schedule
 from jaxrl_fast.envs.spaces import allowed, as_array, readable, split_action, to_env_action
 from jaxrl_fast.envs.wrappers.frame_skip import FrameSkip
 from jaxrl_fast.envs.wrappers.ranges import Drawn
@@ -32,6 +33,7 @@ class Single(NamedTuple):
     action_tree: Any = None  # the parts of an action; see `types.View`
     raw_obs: PyTree = ()  # shapes and dtypes of the observation that the environment itself returns
     ends: tuple[int, ...] = ()  # (P,) if players have separate ends, else ()
+    schedules: tuple[tuple[str, Schedule], ...] = ()  # of parameters by name, whose last values `params` has
 
     @property
     def players(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.envs.gymnax import scheduled
 from jaxrl_fast.envs.gymnax.single import Single, reset_one
 from jaxrl_fast.types import Key, PyTree
 from jaxrl_fast.utils import target
@@ -35,21 +36,28 @@ class ResetBuffer(NamedTuple):
     episode: Episode  # [N]
     used: jax.Array  # [N] bool: this start was used and must be replaced before the next reset
     key_data: jax.Array  # [N, ...] for all later episodes
+    values: scheduled.Values | None = None  # [N] scheduled parameters with which the next start is drawn
 
 
-def take(single: Single, impl: Any, resets: ResetBuffer, needed: jax.Array) -> tuple[Episode, ResetBuffer]:
+def take(
+    single: Single, impl: Any, resets: ResetBuffer, needed: jax.Array, values: scheduled.Values
+) -> tuple[Episode, ResetBuffer]:
     """Return a start for every environment that needs one [N], and the buffer afterwards.
+
+    Scheduled parameters have these `values` [] now. The start of an episode is drawn with those at the beginning of the
+    environment's episode before it. So it does not depend on when it is drawn.
 
     Off a CPU, a quick reset is computed in each step, since a branch would stop the device until the host has read the
     condition.
     """
+    now = {name: jnp.where(needed, x, resets.values[name]) for name, x in values.items()} if resets.values else None
     if target.platform() == "cpu" or not is_quick(single):
         resets = refill(single, impl, resets, needed)
-        return resets.episode, resets._replace(used=resets.used | needed)
-    fresh, key_data = draw(single, jax.random.wrap_key_data(resets.key_data, impl=impl))
+        return resets.episode, resets._replace(used=resets.used | needed, values=now)
+    fresh, key_data = draw(single, jax.random.wrap_key_data(resets.key_data, impl=impl), resets.values)
     start = where(resets.used, fresh, resets.episode)
     key_data = where(resets.used & needed, key_data, resets.key_data)
-    return start, resets._replace(used=resets.used | needed, key_data=key_data)
+    return start, resets._replace(used=resets.used | needed, key_data=key_data, values=now)
 
 
 def is_quick(single: Single) -> bool:
@@ -58,10 +66,14 @@ def is_quick(single: Single) -> bool:
     return not LOOP.search(program) and program.count(" = ") <= MAX_OPERATIONS
 
 
-def draw(single: Single, key: Key) -> tuple[Episode, jax.Array]:
-    """Return the start of an episode for each key [N], and key data [N, ...] for later episodes."""
+def draw(single: Single, key: Key, values: scheduled.Values | None = None) -> tuple[Episode, jax.Array]:
+    """Return the start of an episode for each key [N], and key data [N, ...] for later episodes.
+
+    `values` [N] are those of scheduled parameters.
+    """
     keys = jax.vmap(functools.partial(jax.random.split, num=3))(key)  # [N, 3]
-    env_state, obs = jax.vmap(functools.partial(reset_one, single))(keys[:, 0])
+    begin = lambda key, values: reset_one(scheduled.with_values(single, values), key)
+    env_state, obs = jax.vmap(begin)(keys[:, 0], values)
     return Episode(env_state, obs, jax.random.key_data(keys[:, 1])), jax.random.key_data(keys[:, 2])
 
 
@@ -84,9 +96,9 @@ def _refill_if_needed(single: Single, impl: Any, resets: ResetBuffer, needed: ja
 
 
 def _replace_used(single: Single, impl: Any, resets: ResetBuffer) -> ResetBuffer:
-    fresh = draw(single, jax.random.wrap_key_data(resets.key_data, impl=impl))
+    fresh = draw(single, jax.random.wrap_key_data(resets.key_data, impl=impl), resets.values)
     episode, key_data = where(resets.used, fresh, (resets.episode, resets.key_data))
-    return ResetBuffer(episode, jnp.zeros_like(resets.used), key_data)
+    return ResetBuffer(episode, jnp.zeros_like(resets.used), key_data, resets.values)
 
 
 def _refill_seeds(

@@ -25,7 +25,7 @@ from jaxrl_fast.utils.random import key_of_seed
 
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """Return the environment with traced shapes, since declared spaces may be wrong. Raise ValueError for a bad one."""
-    action, bounds, tree = _action(env_id, _try(env_id, env.action_space, params))
+    action, bounds, tree = action_of(env_id, _try(env_id, env.action_space, params))
     players = _players(env_id, unwrapped(env))
     spec = EnvSpec(env_id, None, action, num_envs, players=players)  # type: ignore[arg-type]  # obs is traced below
     single = Single(env, params, _observation_space(env, params), None, bounds, spec, tree)
@@ -210,7 +210,7 @@ def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
     return [(what + jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _action(env_id: str, space: Any) -> tuple[types.Space, Any, Any]:
+def action_of(env_id: str, space: Any) -> tuple[types.Space, Any, Any]:
     """Return the action space for agents, the true bounds of continuous actions, and the tree of parts of a nested one.
 
     A whole-number Box is a tree of one part, since its smallest number need not be 0.

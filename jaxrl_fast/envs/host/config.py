@@ -55,7 +55,7 @@ def num_workers_ahead(num_envs: int, workers: Workers) -> int:
 class HostEnvConfig(NamedTuple):
     """The settings of host environments.
 
-    Device environments use only `wrappers` and `render`: their random numbers come from PRNG keys.
+    Device environments use only `wrappers`, `render` and `schedules`: their random numbers come from PRNG keys.
     """
 
     seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that distinguish training, evaluation and restarts
@@ -68,4 +68,5 @@ class HostEnvConfig(NamedTuple):
     workers: Workers = Workers()
     wrappers: Wrappers = Wrappers()
     render: bool = False  # images will be asked for
+    schedules: bool = False  # options follow their schedules; otherwise each has its last value
     episodes: tuple[Any, ...] = ()  # how the first episodes of Python environments begin: (seed, options of reset) each

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host.config import HostEnvConfig
 from jaxrl_fast.envs.host.pool import LazyPool, OpenPool, PoolSpec, Row, first_done, of_all, open_all, raw_rows
+from jaxrl_fast.envs.schedules import Schedule, info
 from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
 from jaxrl_fast.types import Env, EpisodeScore, Key, Parallelism, PyTree, TimeStep, View
 from jaxrl_fast.types.host import AsyncPools, HostEnv
@@ -49,6 +50,7 @@ def make_env(
     make_bridge: Callable[[LazyPool], Bridge] | None = None,
     warnings: tuple[str, ...] = (),
     num_workers: int = 0,
+    schedules: Mapping[str, Schedule] | None = None,
 ) -> Env:
     """Return the environments of one shard; no pool is opened yet.
 
@@ -59,6 +61,7 @@ def make_env(
         make_bridge: how a compiled program calls a pool; by default one Python callback for each step.
         warnings: one sentence each, printed before training.
         num_workers: processes that step each pool.
+        schedules: of options by name.
     """
     if config.bridge == "ffi" and make_bridge is None:
         raise ValueError(f"host.bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
@@ -74,14 +77,14 @@ def make_env(
         functools.partial(reset, driver),
         functools.partial(step, driver),
         spec.env._replace(num_envs=spec.env.num_envs * num_pools),
-        _host(driver, config, num_workers),
+        _host(driver, config, num_workers)._replace(schedules=schedules or {}),
         View(
             functools.partial(to_env_action, spec),
             spec.action_tree,
             spaces.raw_spec(own(spec.raw_obs), obs),
             functools.partial(_seen, spec) if spec.mask_is_part else spec.encode,
             spec.action_mask if spec.mask_is_part else None,
-            info=_info(config, num_workers),
+            info=_info(config, num_workers) + info(schedules or {}),
             warnings=warnings,
         ),
         Parallelism(num_pools=1 if config.ahead else num_pools),

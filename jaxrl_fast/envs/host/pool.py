@@ -69,6 +69,16 @@ class SavablePool(HostPool, Protocol):
         """Restore the result of `get_state`, even if a step was pending. No reset is needed."""
 
 
+class ScheduledPool(HostPool, Protocol):
+    """A pool whose environments have options that follow schedules."""
+
+    def set_options(self, chosen: Mapping[str, float], num_steps: int | None) -> None:
+        """Finish a pending step, whose row `recv` still returns. Then set values that replace schedules.
+
+        Each environment has made `num_steps` steps; None: as many as it knows.
+        """
+
+
 class PoolSpec(NamedTuple):
     """The description of a pool before it is opened."""
 
@@ -143,6 +153,10 @@ class LazyPool:
         if self.opened is not None:
             self.opened.reseed(self.seeds())
 
+    def set_options(self, chosen: Mapping[str, float], num_steps: int | None) -> None:
+        """Set values that replace schedules, and the steps that each environment has made, unless None."""
+        self.pool.set_options(chosen, num_steps)
+
     def save(self) -> dict[str, np.ndarray] | str:
         """Return the state of all environments as arrays by name, or why it cannot be saved."""
         return self.spec.why_not_saved() or self.pool.get_state()
@@ -189,7 +203,7 @@ def of_all(parts: Mapping[int, Any]) -> dict[str, Any]:
         for i, part in parts.items():
             part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
-    calls: dict[str, Any] = {name: partial(call, name) for name in ("open", "close", "reseed")}
+    calls: dict[str, Any] = {name: partial(call, name) for name in ("open", "close", "reseed", "set_options")}
     return calls | {"save": save, "load": load}
 
 
