@@ -135,10 +135,12 @@ def run(
     for stage, end in enumerate(ends):
         alive = sorted({place for program in programs for place, _ in program.owners})
         scores = {place: [math.nan] * len(round.seeds) for place in alive}
+        left = []
         for program in programs:
             part = f" · stage {stage + 1} of {len(ends)}" if len(ends) > 1 else ""
             note(f"{program.folder.name}{part} · {counted(len(program.owners), 'member')} to step {short_number(end)}")
-            evaluations, failure = trained(program, stage, end, terminal)
+            evaluations, failure, over = trained(program, stage, end, terminal)
+            left += [] if over else [program]
             for (place, i), own in zip(program.owners, evaluations, strict=True):
                 scores[place][i] = score_of(own, options.score)
                 if failure:
@@ -146,8 +148,9 @@ def run(
                 found.steps[place] = own[-1][0] if own else end
         for place in alive:
             found.scores[place], found.stage[place] = tuple(scores[place]), stage
-        if stage + 1 == len(ends):
+        if stage + 1 == len(ends) or not left:
             break
+        programs = left
         if len(round.schedule) > 1:
             found.values[:] = round.schedule[stage + 1]
             copies = [stages.Copy(i, values) for i, values in enumerate(found.values)]
@@ -168,8 +171,8 @@ def run(
     return found
 
 
-def trained(program: Program, stage: int, end: int, terminal: Console) -> tuple[list[list[Evaluation]], str]:
-    """Train a program's members to step `end`, and return the evaluations of each, and why it failed, or "".
+def trained(program: Program, stage: int, end: int, terminal: Console) -> tuple[list[list[Evaluation]], str, bool]:
+    """Train a program's members to step `end`. Return the evaluations of each, why it failed or "", and if it is over.
 
     A program whose stage has ended is not trained again.
     """
@@ -186,9 +189,11 @@ def trained(program: Program, stage: int, end: int, terminal: Console) -> tuple[
         failure = directory.failure(folder) if (folder / directory.FAILED).is_file() else ""
         found = [] if failure else _evaluations(program)
         found = found or [[] for _ in program.owners]
-        replace(path, json.dumps({"evaluations": found, "failure": failure}, allow_nan=False) + "\n")
+        over = bool(failure) or _is_over(folder)
+        replace(path, json.dumps({"evaluations": found, "failure": failure, "over": over}, allow_nan=False) + "\n")
     content = json.loads(path.read_text(encoding="utf-8"))
-    return [[(steps, value) for steps, value in own] for own in content["evaluations"]], content["failure"]
+    evaluations = [[(steps, value) for steps, value in own] for own in content["evaluations"]]
+    return evaluations, content["failure"], content["over"]
 
 
 def _is_over(folder: Path) -> bool:
@@ -254,6 +259,6 @@ def _moved(program: Program, places: Sequence[int], members: Sequence[Member], s
     group = grid.part(program.group, members)
     if not folder.is_dir():
         before = _newest(program.folder)
-        text = json.dumps({"evaluations": [before[i] for i in places], "failure": ""}) + "\n"
+        text = json.dumps({"evaluations": [before[i] for i in places], "failure": "", "over": False}) + "\n"
         selection.start_from(program.folder, folder, group, places, {SCORES.format(stage - 1): text})
     return Program(folder, group, owners)

@@ -100,12 +100,13 @@ def run(search: SearchPlan, terminal: Console) -> Result:
     folder.mkdir(exist_ok=True)
     note = lambda line: terminal.print(f"     {line}")
     number = 0
-    for target in search.targets:
-        while (asked := study.mine(number)) or study.count() < target:
-            count = min(stages.size(own.scheduler, search.batch, number), target - study.count() + len(asked))
-            if not (asked and all(trial.state.is_finished() for trial in asked)):
-                _round(search, study, number, count, terminal, note)
-            number += 1
+    while (asked := study.mine(number)) or study.count() < search.targets[-1]:
+        first = asked[0].number if asked else study.count()  # an extension begins a round: it is not added to the last
+        target = next((target for target in search.targets if target > first), search.targets[-1])
+        count = min(stages.size(own.scheduler, search.batch, number), target - study.count() + len(asked))
+        if not (asked and all(trial.state.is_finished() for trial in asked)):
+            _round(search, study, number, count, terminal, note)
+        number += 1
     tested = winners.test(search, study.trials(), terminal, note)
     result = Result(
         search.settings,
@@ -155,7 +156,7 @@ def _round(
     with study.alive(number):
         found = rounds.run(round, search.folder / rounds.PROGRAMS, search.own, search.space, terminal, note)
     last = len(stages.until(search.own.scheduler, search.settings.options.total_steps, number)) - 1
-    so_far = sum(trial.steps for trial in study.trials()) * search.own.seeds
+    so_far = sum(trial.steps for trial in study.trials() if trial.status != "running") * search.own.seeds
     for place, kept in enumerate(asked):
         if kept.state.is_finished():
             continue

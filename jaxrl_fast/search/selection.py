@@ -39,7 +39,8 @@ def start_from(source: Path, target: Path, group: Group, places: Sequence[int], 
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     meta = read_meta(source / CONFIG) | {"id": secrets.token_hex(4), "members": [m.label for m in group.members]}
-    settings = to_mapping(group.settings) | {"env": group.settings.options.env}
+    env = yaml.safe_load((source / CONFIG).read_text(encoding="utf-8"))["env"]  # in Python it may be an object
+    settings = to_mapping(group.settings) | {"env": env}
     files.replace(aside / CONFIG, yaml.safe_dump(settings | {"meta": meta}, sort_keys=False))
     for name, text in notes.items():
         files.replace(aside / name, text)

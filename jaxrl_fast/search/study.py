@@ -173,7 +173,8 @@ class Study:
             score = kept.value if kept.value is not None else [*kept.intermediate_values.values(), None][0]
             common = {name: about.get(name, 0) for name in ("steps", "rung", "env_steps_at_end")}
             scores, values = tuple(about.get("scores", ())), about.get("final_values", about.get("values", {}))
-            status = about.get("status", "running") if kept.state.is_finished() else "running"
+            ended = "failed" if kept.state.name == "FAIL" else about.get("status", "running")
+            status = ended if kept.state.is_finished() else "running"
             more = {"status": status, "parent": about.get("parent")}
             found.append(Trial(kept.number, values, scores, score if status != "running" else None, **common, **more))
         return tuple(found)

@@ -115,3 +115,10 @@ def test_signal_stops_search_with_command_to_resume(tmp_path):
     assert process.returncode == 130
     assert f"resume with  python -m jaxrl_fast.search --resume {tmp_path / 'one'}" in printed
     assert [*tmp_path.glob("one/programs/*/checkpoints/step-*")]
+
+
+@pytest.mark.parametrize("scheduler", ["halving", {"kind": "pbt", "intervals": 2}])
+def test_search_ends_if_all_trials_diverge_before_their_last_stage(scheduler, tmp_path):
+    options = {"over": {"learning_rate": (1e30, 1e35)}} | BASE | {"seeds": 1, "trials": 4, "batch": 4}
+    found = jaxrl_fast.search("ppo_cartpole", search_dir=tmp_path / "one", scheduler=scheduler, **options)
+    assert {trial.status for trial in found.trials} == {"diverged"}
