@@ -6,8 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast.config.paths import METRICS, SUMMARY, SWEEP_FILE
-from jaxrl_fast.config.sources import PROGRAM, SWEEP
+from jaxrl_fast.config.paths import METRICS, SEARCH_FILE, SUMMARY, SWEEP_FILE
+from jaxrl_fast.config.sources import PROGRAM, SEARCH, SWEEP
 from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.errors import why
 
@@ -16,10 +16,12 @@ NUMBER_ENDINGS = ("_mean", "_std", "_iqm", "_time_s", "_per_s", "_mb", "_thresho
 
 
 def resume_command(folder: Path, shown: Path | None = None) -> str:
-    """Return the command that resumes a run, with its folder as in `shown`. A sweep is resumed as a whole."""
+    """Return the command that resumes a run, with its folder as in `shown`. Sweeps and searches are resumed whole."""
     shown = shown or folder
     if (folder.parent / SWEEP_FILE).is_file():
         return f"{SWEEP} --resume {quote(str(shown.parent))}"
+    if (folder.parents[1] / SEARCH_FILE).is_file():
+        return f"{SEARCH} --resume {quote(str(shown.parents[1]))}"
     return f"{PROGRAM} --resume {quote(str(shown))}"
 
 

@@ -35,8 +35,7 @@ def search(
     if isinstance(options.get("resume"), Search):
         options["resume"] = options["resume"].folder
     ready = prepare.prepare(request.from_keywords(preset, algo, agent, **options))
-    status = runner.execute(ready)
-    if status:
+    if runner.execute(ready) >= 128:
         raise KeyboardInterrupt
     return Search(ready.folder.resolve())
 

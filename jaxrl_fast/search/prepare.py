@@ -7,7 +7,9 @@ searches/NAME/search.yaml     the settings of a trial with default values, the s
 """
 
 import dataclasses
+import itertools
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +23,8 @@ from jaxrl_fast.config.population import real_numbers
 from jaxrl_fast.config.resume import nearest_with
 from jaxrl_fast.config.settings import Request, Settings, plain, resolve, to_mapping, with_algorithm
 from jaxrl_fast.config.sources import SEARCH, from_mapping
+from jaxrl_fast.options.declare import options_of
+from jaxrl_fast.options.run import Output
 from jaxrl_fast.options.search import PBT, Halving, SearchOptions
 from jaxrl_fast.runs import directory
 from jaxrl_fast.search import spaces, stages, study
@@ -29,7 +33,7 @@ from jaxrl_fast.search.rounds import Program, Round, programs_of
 from jaxrl_fast.search.spaces import Dimension
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.values import MAX_VALUES, setting_of
-from jaxrl_fast.training import checks
+from jaxrl_fast.training import checks, schedule
 from jaxrl_fast.utils import files, locks
 from jaxrl_fast.utils.files import current_folder, path_of
 from jaxrl_fast.utils.importing import name_of
@@ -48,6 +52,7 @@ class SearchPlan(NamedTuple):
     lock: locks.Lock | None = None
     place: Path | None = None  # the folder as it was given
     log_level: str = "info"
+    id: str = ""  # of the search in a study
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -113,7 +118,7 @@ def prepare(request: SearchRequest) -> SearchPlan:
     default = SEARCHES / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     place = directory.make(folder, default, start, OPTION)
     lock = directory.claim_new(start / place, OPTION)
-    ready = draft._replace(folder=start / place, lock=lock, place=place)
+    ready = draft._replace(folder=start / place, lock=lock, place=place, id=secrets.token_hex(4))
     _write(ready)
     return ready
 
@@ -139,6 +144,7 @@ def _check(draft: SearchPlan) -> None:
             problem = f"pbt trains all trials together, {fewest} or more"
             got = f"got {own.trials} trials and batch {own.batch}"
             raise ValueError(f"scheduler: {problem}, {got}; use more trials and no batch")
+    _check_stages(own, settings)
     programs, failures = first_programs(draft)
     if not programs:
         raise ValueError(next(iter(failures.values())))
@@ -148,6 +154,17 @@ def _check(draft: SearchPlan) -> None:
             problem = "pbt needs environments and a replay on the device, where trials share a program"
             raise ValueError(f"scheduler: {problem}, got {settings.options.env}; use another scheduler")
         raise ValueError(f"trials: all must fit into memory together with pbt, got {own.trials}; use {fits}")
+
+
+def _check_stages(own: SearchOptions, settings: Settings) -> None:
+    """Raise ValueError if two stages would end at the same update."""
+    options = settings.options
+    steps = settings.agent.length(options.num_envs) * options.num_envs
+    ends = [0, *(schedule.to_updates(end, steps) for end in stages.until(own.scheduler, options.total_steps, 0))]
+    if any(a == b for a, b in itertools.pairwise(ends)):
+        name = "scheduler.intervals" if isinstance(own.scheduler, PBT) else "scheduler.rungs"
+        got = f"got {len(ends) - 1} stages of {options.total_steps} steps"
+        raise ValueError(f"{name}: each stage needs an update of {steps} steps, {got}; use fewer, or more total_steps")
 
 
 def first_programs(draft: SearchPlan) -> tuple[list[Program], dict[int, str]]:
@@ -163,9 +180,10 @@ def _continued(draft: SearchPlan, folder: Path) -> SearchPlan:
     if not (folder / SEARCH_FILE).is_file():
         raise ValueError(f"{OPTION}: the folder {folder} exists and is not a search; choose another")
     saved = read(folder)
-    same = lambda plan: json.dumps([_mapping(plan)[key] for key in ("config", "search", "space")], default=str)
-    if same(saved) != same(draft):
-        raise ValueError(f"{OPTION}: {folder} holds a different search; choose another")
+    old, new = ({**_config(plan), **_mapping(plan)["search"], "space": plan.space} for plan in (saved, draft))
+    if different := [name for name in new if str(new[name]) != str(old.get(name))]:
+        names = ", ".join(different[:3])
+        raise ValueError(f"{OPTION}: {folder} holds a different search ({names} differ); choose another")
     lock = directory.claim(folder)
     return saved._replace(lock=lock, settings=draft.settings, log_level=draft.log_level)
 
@@ -179,8 +197,9 @@ def _resumed(request: SearchRequest, folder: Path) -> SearchPlan:
         got = f"got {changes['trials']}"
         raise ValueError(f"trials: must be at least the {saved.targets[-1]} of the search, {got}; use more")
     if changes.get("trials", saved.targets[-1]) > saved.targets[-1]:
-        if isinstance(saved.own.scheduler, PBT):
-            raise ValueError("trials: a population cannot be extended, got more; start another search")
+        if isinstance(saved.own.scheduler, PBT) or saved.own.sampler == "grid":
+            what = "a grid" if saved.own.sampler == "grid" else "a population"
+            raise ValueError(f"trials: {what} cannot be extended, got {changes['trials']}; start another search")
         saved = saved._replace(targets=(*saved.targets, changes.pop("trials")))
     changes.pop("trials", None)
     own, lock = dataclasses.replace(saved.own, **changes), directory.claim(folder)
@@ -195,7 +214,9 @@ def read(folder: Path) -> SearchPlan:
 
     path = folder / SEARCH_FILE
     if not path.is_file():
-        raise ValueError(f"resume {folder}: the folder has no {SEARCH_FILE}{nearest_with(SEARCH_FILE, folder)}")
+        by_name = SEARCHES / folder.name
+        hint = f"; did you mean {by_name}?" if (by_name / SEARCH_FILE).is_file() else nearest_with(SEARCH_FILE, folder)
+        raise ValueError(f"resume {folder}: the folder has no {SEARCH_FILE}{hint}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_format(content["format"], f"resume {folder}")
@@ -207,7 +228,9 @@ def read(folder: Path) -> SearchPlan:
         own = with_values(records[0], read_values(named(written, known, records, program=SEARCH), known))
         own = dataclasses.replace(own, over=tuple(content["search"]["over"]))
         space = tuple(Dimension(**{**each, "values": tuple(each["values"])}) for each in content["space"])
-        return SearchPlan(folder.absolute(), settings, own, space, tuple(content["trials"]), place=folder)
+        return SearchPlan(
+            folder.absolute(), settings, own, space, tuple(content["trials"]), place=folder, id=content["id"]
+        )
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a valid search file ({type(error).__name__})") from error
 
@@ -217,6 +240,7 @@ def _mapping(ready: SearchPlan) -> dict[str, Any]:
     own = {name: value for name, value in to_plain(ready.own).items() if name != OPTION}
     return {
         "format": FORMAT,
+        "id": ready.id,
         "trials": list(ready.targets),
         "config": to_mapping(ready.settings),
         "search": json.loads(json.dumps(own)),
@@ -234,7 +258,11 @@ def _write(ready: SearchPlan) -> None:
 def shared_options(ready: SearchPlan) -> dict[str, Any]:
     """Return what all searches of one study have in common."""
     content = _mapping(ready)
-    same = ("seeds", "score", "scheduler")
-    own = {name: content["search"][name] for name in same}
-    config = {name: plain(value) for name, value in content["config"].items() if name != "seed"}
-    return {"space": content["space"], **own, **config}
+    own = {name: content["search"][name] for name in ("seeds", "score", "scheduler")}
+    return {"space": content["space"], **own, **_config(ready)}
+
+
+def _config(ready: SearchPlan) -> dict[str, str]:
+    """Return the settings of a trial as text, but for names, logs and the terminal."""
+    output = options_of(Output)
+    return {name: plain(value) for name, value in to_mapping(ready.settings).items() if name not in output}

@@ -89,7 +89,7 @@ def summary(result: Result) -> list[str]:
     best = best_of(result)
     lines = []
     if best is None:
-        lines.append("- No trial has a score yet." if not ranked(result.trials) else "- All scored trials diverged.")
+        lines.append("- No trial has a score." if not ranked(result.trials) else "- All scored trials diverged.")
     else:
         lines.append(
             f"- Best: **trial {best.number}**, {mean_of(best.scores)} on tuning seeds{_test_of(result, best)}."

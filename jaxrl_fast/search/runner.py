@@ -2,11 +2,13 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable
 from shlex import quote
 
 from jaxrl_fast import __version__
+from jaxrl_fast.config.paths import CHECKPOINTS
 from jaxrl_fast.config.sources import SEARCH
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.options.search import PBT, Halving
@@ -26,11 +28,11 @@ def execute(search: SearchPlan) -> int:
         if search.settings.options.dry_run:
             return 0
         try:
-            run(search, terminal)
+            found = run(search, terminal)
         except rounds.Stopped as stopped:
             terminal.print(f"  stopped; resume with  {command(search)}")
             return int(stopped.args[0])
-        return 0
+        return 0 if winners.scored(found.trials) else 1
     finally:
         terminal.close()
         if search.lock:
@@ -106,6 +108,8 @@ def run(search: SearchPlan, terminal: Console) -> Result:
         count = min(stages.size(own.scheduler, search.batch, number), target - study.count() + len(asked))
         if not (asked and all(trial.state.is_finished() for trial in asked)):
             _round(search, study, number, count, terminal, note)
+        for path in folder.glob(f"r{number:02d}-*/{CHECKPOINTS}"):  # the states of its trials are not needed any more
+            shutil.rmtree(path, ignore_errors=True)
         number += 1
     tested = winners.test(search, study.trials(), terminal, note)
     result = Result(
@@ -127,14 +131,14 @@ def run(search: SearchPlan, terminal: Console) -> Result:
 
 def trials_of(search: SearchPlan) -> tuple[Trial, ...]:
     """Return all trials of a search's study."""
-    return _study(search).trials()
+    return _study(search, writes=False).trials()
 
 
-def _study(search: SearchPlan) -> Study:
+def _study(search: SearchPlan, writes: bool = True) -> Study:
     """Open the study of a search. Raise ValueError as `Study`."""
     own, options = search.own, prepare.shared_options(search)
-    name, seed = own.study or search.folder.name, search.settings.options.seed
-    return Study(search.folder, own.storage, name, search.space, own.sampler, seed, options, search.targets[-1])
+    named, drawn = (search.id, own.storage, own.study), (search.space, own.sampler, search.settings.options.seed)
+    return Study(search.folder, *named, *drawn, options, search.targets[-1], writes)
 
 
 def _seconds(search: SearchPlan, now: float) -> float:

@@ -24,7 +24,8 @@ from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.importing import install
 
 JOURNAL = "study.journal"
-OPTIONS = "search"  # the attribute of a study that holds the options of its searches
+PRIVATE = "search"  # the name of a study in the journal of its only search
+OPTIONS = "options"  # the attribute of a study that holds the options of its searches
 HEARTBEAT_S, GRACE_S = 60, 300  # of running trials in a database: between signs of life, and until they count as lost
 ATTEMPTS = 5  # to open a database whose tables another process may be creating
 NUM_STARTUP = 10  # random trials before TPE
@@ -46,12 +47,15 @@ class Study:
 
     Args:
         folder: The search directory, where the journal lies unless `storage` is a URL.
+        search: The id of the search.
         storage: The URL of an Optuna storage, or "".
-        name: The name of the study.
+        name: The name of the study in a shared storage.
         space: The hyperparameters.
         sampler: tpe, random, cmaes or grid.
         seed: Of the sampler.
         options: What all searches of the study have in common.
+        trials: The number of trials, which decides the points of a grid.
+        writes: Whether this process holds the search, and may mend its journal.
 
     Raises:
         ValueError: If the storage cannot be reached, or if the study has other options.
@@ -60,6 +64,7 @@ class Study:
     def __init__(
         self,
         folder: Path,
+        search: str,
         storage: str,
         name: str,
         space: Sequence[Dimension],
@@ -67,18 +72,19 @@ class Study:
         seed: int,
         options: Mapping[str, Any],
         trials: int,
+        writes: bool = True,
     ):
         optuna = self.optuna = load_optuna()
-        self.folder, self.space, self.seed = folder, space, seed
-        self.salt = [zlib.crc32(folder.name.encode())] if storage else []  # searches that share a study differ
+        self.search, self.space, self.seed = search, space, seed
+        self.salt = [zlib.crc32(search.encode())] if storage else []  # searches that share a study differ
         self.distributions = spaces.distributions(space)
         self.make_sampler = _sampler(optuna, sampler, space, trials)
-        if not storage:
+        if not storage and writes:
             _mend(folder / JOURNAL)
         self.storage = _storage(optuna, storage or folder / JOURNAL)
         try:
             made = optuna.create_study(
-                study_name=name,
+                study_name=name or PRIVATE,
                 storage=self.storage,
                 direction="maximize",
                 pruner=optuna.pruners.NopPruner(),
@@ -96,7 +102,7 @@ class Study:
 
     def mine(self, round: int) -> list[Any]:
         """Return the trials of a round of this search, as Optuna's FrozenTrials."""
-        of_round = {"folder": self.folder.name, "round": round}
+        of_round = {"search": self.search, "round": round}
         return [t for t in self.study.get_trials(deepcopy=False) if of_round.items() <= t.user_attrs.items()]
 
     @contextlib.contextmanager
@@ -127,7 +133,7 @@ class Study:
     def ask(self, round: int, count: int) -> list[Any]:
         """Draw trials until the round has `count`, and add each to the storage. Return all of the round."""
         optuna = self.optuna
-        for place in range(len(self.mine(round)), count):
+        for _ in range(len(self.mine(round)), count):
             before = self.study.get_trials(deepcopy=False)
             sampler = self.make_sampler([self.seed, len(before), *self.salt])
             mirror = optuna.create_study(direction="maximize", sampler=sampler, pruner=optuna.pruners.NopPruner())
@@ -135,7 +141,7 @@ class Study:
             mirror.ask(self.distributions)
             drawn = mirror.get_trials(deepcopy=False)[-1]
             values = {d.name: spaces.value_of(d, drawn.params[d.name]) for d in self.space}
-            attributes = {"folder": self.folder.name, "round": round, "place": place, "values": values}
+            attributes = {"search": self.search, "round": round, "values": values}
             self.study.add_trial(
                 optuna.trial.create_trial(
                     state=optuna.trial.TrialState.RUNNING,
@@ -145,6 +151,8 @@ class Study:
                     system_attrs=drawn.system_attrs,
                 )
             )
+            if isinstance(self.storage, optuna.storages.RDBStorage):
+                self.storage.record_heartbeat(self.mine(round)[-1]._trial_id)
         return self.mine(round)
 
     def tell(self, trial: Trial) -> None:
@@ -245,7 +253,9 @@ def _sampler(optuna: Any, kind: str, space: Sequence[Dimension], trials: int) ->
     if kind == "cmaes" and util.find_spec("cmaes") is None:
         raise ValueError(f"sampler: cmaes needs the package cmaes, which is not installed; {install('search')}")
     if kind == "cmaes":
-        return lambda words: samplers.CmaEsSampler(seed=number(words), n_startup_trials=NUM_STARTUP)
+        return lambda words: samplers.CmaEsSampler(
+            seed=number(words), n_startup_trials=NUM_STARTUP, consider_pruned_trials=True
+        )
     return lambda words: samplers.TPESampler(seed=number(words), n_startup_trials=NUM_STARTUP)
 
 
@@ -263,6 +273,6 @@ def _grid(space: Sequence[Dimension], trials: int) -> dict[str, list[Any]]:
         values = dimension.values if dimension.kind == "choice" else dict.fromkeys(ends)
         found[dimension.name] = [spaces.drawn_of(dimension, value) for value in values]
     number = math.prod(map(len, found.values()))
-    if number > trials:
-        raise ValueError(f"trials: a grid of this space has at least {number} points, got {trials}; use {number}")
+    if number != trials:
+        raise ValueError(f"trials: a grid of this space has {number} points, got {trials}; use {number}")
     return found

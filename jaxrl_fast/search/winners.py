@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,13 +45,17 @@ def test(
         of_number = {trial.number: trial for trial in trials}
         schedules = histories(search, [of_number.get(number) for number in missing])
         by_stage = [list(values) for values in zip(*schedules, strict=True)]
-        names = ["default" if number == DEFAULT else str(number) for number in missing]
-        round = search.test(by_stage[0], by_stage)._replace(name=f"test-{'-'.join(names)}-{own.test_seeds}")
+        which = zlib.crc32(repr((missing, own.test_seeds)).encode())
+        round = search.test(by_stage[0], by_stage)._replace(name=f"test-{which:08x}")
         whole = dataclasses.replace(own, scheduler=WholeRuns(kind="none"))
         found = rounds.run(round, search.folder / rounds.PROGRAMS, whole, search.space, terminal, note)
-        tested |= {str(number): list(scores) for number, scores in zip(missing, found.scores, strict=True)}
+        for place, number in enumerate(missing):
+            if place in found.failures:
+                terminal.print(f"     failed: {found.failures[place]}")
+            else:
+                tested[str(number)] = list(found.scores[place])
         files.replace(path, json.dumps(tested) + "\n")
-    return {number: tuple(tested[str(number)]) for number in (*winners, DEFAULT)}
+    return {number: tuple(tested[str(number)]) for number in (*winners, DEFAULT) if str(number) in tested}
 
 
 def histories(search: SearchPlan, trials: Sequence[Trial | None]) -> list[list[Values]]:

@@ -195,8 +195,8 @@ def test_intervals_are_bootstrap_intervals_of_the_mean():
 @pytest.mark.parametrize(
     ("result", "first"),
     [
-        (made(scores=()), "- No trial has a score yet."),
-        (made(scores=((),), status=("running",)), "- No trial has a score yet."),
+        (made(scores=()), "- No trial has a score."),
+        (made(scores=((),), status=("running",)), "- No trial has a score."),
         (made(scores=((math.nan, 1.0),), status=("diverged",)), "- All scored trials diverged."),
     ],
     ids=["no_trial", "running", "diverged"],
