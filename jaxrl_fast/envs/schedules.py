@@ -6,9 +6,8 @@ equally far apart. With 4@callback, only a callback changes the value.
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from jaxrl_fast.utils.formatting import short_number
 from jaxrl_fast.utils.parsing import MAX_FLOAT, Number, as_schedule, nearest, parse_float, parse_int
@@ -34,15 +33,19 @@ class Schedule(NamedTuple):
             return f"{self.points[0]:g} until a callback changes it"
         return f"{points} in {short_number(self.num_steps)} steps"
 
-    def knots(self, num_envs: int) -> np.ndarray:
-        """Return the steps of each of N environments at the points, f64 [P]."""
-        return np.linspace(0, self.num_steps / num_envs, len(self.points))
+    def knots(self, num_envs: int) -> list[float]:
+        """Return the steps of each of N environments at the points."""
+        return [i * self.num_steps / (len(self.points) - 1) / num_envs for i in range(len(self.points))]
 
     def at(self, env_steps: int) -> float:
         """Return the value after this number of environment steps, summed over environments."""
         if not self.num_steps:
             return self.typed(self.points[0])
-        return self.typed(float(np.interp(env_steps, self.knots(1), self.points)))
+        i, part = divmod(env_steps * (len(self.points) - 1), self.num_steps)
+        if i >= len(self.points) - 1:
+            return self.last
+        low, high = self.points[int(i) : int(i) + 2]
+        return self.typed(low + (high - low) * part / self.num_steps)
 
     def typed(self, value: float) -> float:
         """Return a value with the type of the option. Halves are rounded to the even number."""
@@ -59,7 +62,7 @@ class Schedule(NamedTuple):
 
     def check(self, name: str, value: Any) -> float:
         """Return a value that replaces the schedule. Raise ValueError if the option cannot have it."""
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+        number = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
         most = MAX_WHOLE if self.is_whole else MAX_FLOAT
         if not number or self.is_whole and value != round(value) or not max(self.least, -most) <= value <= most:
             kind = f"a whole number from {max(self.least, -most)} to {most}" if self.is_whole else "a finite number"
@@ -89,7 +92,7 @@ def read(name: str, text: str, default: Any) -> Schedule:
         raise ValueError(f"{name}: a schedule must have 1 to {MAX_LENGTH:.0e} environment steps, {form}")
     if len(points) == 1 and num_steps:
         raise ValueError(f"{name}: a schedule must have two or more values, {form}")
-    is_int = isinstance(default, int | np.integer)
+    is_int = isinstance(default, int)
     whole = is_int and (type(default) is int or not any("." in x for x in values))
     schedule = Schedule(points, num_steps, whole, 1 if name == TIME_LIMIT else -MAX_FLOAT)
     for value in points:
@@ -112,24 +115,23 @@ def check_choice(schedules: Mapping[str, Schedule], name: str, value: Any) -> fl
 
 def is_number(default: Any) -> bool:
     """Return whether an option with this default can follow a schedule: it is one number, also in an array."""
-    if isinstance(default, bool | np.bool_):
+    if isinstance(default, bool):
         return False
-    if isinstance(default, int | float | np.number):
-        return True
     is_array = hasattr(default, "__array__") and getattr(default, "shape", None) == ()
-    return is_array and np.dtype(default.dtype).kind in "iuf"
+    return isinstance(default, Real) or is_array and default.dtype.kind in "iuf"
 
 
 def as_default(default: Any) -> Any:
     """Return a default as a Python number. A whole number that is not declared as int takes any number."""
     if isinstance(default, int | float):
         return default
-    return int(default) if np.dtype(default.dtype).kind in "iu" else float(default)
+    return int(default) if default.dtype.kind in "iu" else float(default)
 
 
 def undeclared(default: Any) -> Any:
     """Return the value of an attribute, whose type is not declared, as a default."""
-    return Number(default) if isinstance(default, int | np.integer) else float(default)
+    default = as_default(default)
+    return Number(default) if isinstance(default, Integral) else default
 
 
 def info(schedules: Mapping[str, Schedule]) -> tuple[str, ...]:

@@ -83,8 +83,9 @@ class Task:
     )
     env_options: dict[str, Any] = option(
         {},
-        "Parameters or constructor arguments of the environment, such as max_steps_in_episode=200. gravity=4..12@2M "
-        "follows a schedule: from 4 to 12 in the first 2M steps of the training.",
+        "Parameters or constructor arguments of the environment, such as max_steps_in_episode=200. A number follows a "
+        "schedule, gravity=4..12@2M (from 4 to 12 in 2M environment steps, then 12), or a callback, "
+        "gravity=4@callback. Evaluations use the last value.",
         equal=same_episodes,
     )
     protocol: Literal["", "dqn2015", "machado2018"] = option(

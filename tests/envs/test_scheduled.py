@@ -199,7 +199,7 @@ def test_schedules_combine_with_drawn_parameters_frame_skip_and_wrappers():
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        (Levels, {"level": "4..12@"}, "level: a schedule must end with a number of environment steps, got 4..12@; wri"),
+        (Levels, {"level": "4..12@"}, "level: a schedule must end with a number of environment steps"),
         (Levels, {"level": "2M@4..12"}, "level: a schedule must end with a number of environment steps, got 2M@4..12;"),
         (Levels, {"level": "4..12@2M@3"}, "level: a schedule must end with a number of environment steps"),
         (Levels, {"level": "4..12@-1"}, "level: a schedule must have 1 to 1e.12 environment steps, got 4..12@-1"),
@@ -210,10 +210,10 @@ def test_schedules_combine_with_drawn_parameters_frame_skip_and_wrappers():
         (Levels, {"level": "4..1e39@2M"}, "level: must be a finite number, got 1e.39"),
         (Levels, {"count": "1.5..3@2M"}, "count: must be a whole number from -16777216.* to 16777216, got 1.5"),
         (Levels, {"count": "1..17M@2M"}, "count: must be a whole number .* got 17000000"),
-        (Levels, {"max_steps_in_episode": "0..3@2M"}, "max_steps_in_episode: must be a whole number from 1 .* got 0"),
+        (Levels, {"max_steps_in_episode": "0..3@2M"}, "max_steps_in_episode: must be a whole number from 1 to"),
         (Levels, {"wide": "0..1@2M"}, "wide: must be one value for .*, got 0..1@2M; only numbers follow a schedule"),
         (Levels, {"gains": "0..1@2M"}, "gains: must be one value for .*, got 0..1@2M; only numbers follow a schedule"),
-        (Levels, {"size": "1..3@2M"}, r".*Levels cannot be made with size=1..3@2M: .* decides a shape or a branch"),
+        (Levels, {"size": "1..3@2M"}, r".*Levels cannot be made with size=1..3@2M: .* that decides a shape"),
         (Levels, {"force": "1..3@2M"}, "force: decides the bounds of actions of .*Levels, which cannot change"),
         (Levels, {"levl": "1..3@2M"}, "Levels has no option 'levl'; did you mean level?"),
         (Levels, {"frame_skip": "1..3@2M"}, "frame_skip: must be one value for .* got 1..3@2M; only numbers that an"),

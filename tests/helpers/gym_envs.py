@@ -191,28 +191,29 @@ gymnasium.register("tests/Walk-v3", entry_point=Walk, max_episode_steps=9, kwarg
 
 
 class Leveled(gymnasium.Env):
-    """Reward action 0 with 0.5, and action 1 with the attribute `level`, in episodes of 6 steps."""
+    """Reward action 0 with 0.5, and action 1 with the level, in episodes of 6 steps. The observation has noise."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, level=0.0):
-        self.level, self.t = level, 0
+    def __init__(self):
+        self.level = 0.0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
-        return self.np_random.normal(size=2).astype(np.float32), {}
+        return self.observe(), {}
 
     def step(self, action):
         self.t += 1
-        obs = self.np_random.normal(size=2).astype(np.float32)
-        return obs, float(self.level) if action == 1 else 0.5, False, self.t == 6, {}
+        return self.observe(), self.level if action == 1 else 0.5, False, self.t == 6, {}
+
+    def observe(self):
+        return np.array([self.np_random.uniform(), self.level], np.float32)
 
 
 class UnsavableLeveled(Leveled):
-    """The same, which cannot be pickled."""
+    """The same, whose state cannot be saved."""
 
-    def __init__(self, level=0.0):
-        super().__init__(level)
-        self.numbers = (x for x in range(3))
+    def __reduce__(self):
+        raise TypeError("it cannot be copied")

@@ -11,8 +11,9 @@ from gymnax.environments import spaces
 
 import jaxrl_fast
 from jaxrl_fast import train
+from jaxrl_fast.envs.schedules import read
 from jaxrl_fast.plotting import run_curve
-from jaxrl_fast.training import dispatcher
+from jaxrl_fast.training import callbacks, dispatcher
 from tests.helpers.runs import same, stop_after
 
 
@@ -111,15 +112,15 @@ def test_words_of_callbacks_take_effect_at_fixed_steps_without_compiling_again(t
 @pytest.mark.parametrize("env_options", [SCHEDULE, WORDS])
 def test_run_stopped_twice_is_bit_identical(options, env_options, tmp_path, monkeypatch):
     """Words are saved: also one that was heard, and takes effect after the checkpoint."""
-    callbacks = [Words()] if env_options is WORDS else []
-    fit(tmp_path / "whole", *callbacks, env_options=env_options, **options)
+    words = [Words()] if env_options is WORDS else []
+    fit(tmp_path / "whole", *words, env_options=env_options, **options)
     folder = tmp_path / "run"
     stop_after(monkeypatch, 320, 704)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
-    fit(folder, *callbacks, env_options=env_options, **options)
+    fit(folder, *words, env_options=env_options, **options)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
     for _ in range(2):
-        fit(folder, *callbacks, resume=str(folder))
+        fit(folder, *words, resume=str(folder))
     same(folder, tmp_path / "whole")
 
 
@@ -130,35 +131,45 @@ HOSTS = [(ON_HOST, {"workers": 0}), (ON_HOST, {"workers": 2}), (UNSAVABLE, {"exa
 @pytest.mark.parametrize(("env", "host"), HOSTS)
 @pytest.mark.parametrize("env_options", [SCHEDULE, WORDS])
 def test_host_run_stopped_twice_is_bit_identical(env, host, env_options, tmp_path, monkeypatch):
-    callbacks = [Words()] if env_options is WORDS else []
+    words = [Words()] if env_options is WORDS else []
     given = dict(env=env, env_options=env_options, eval_envs=2, host=host)
-    fit(tmp_path / "whole", *callbacks, **given)
+    fit(tmp_path / "whole", *words, **given)
     folder = tmp_path / "run"
     stop_after(monkeypatch, 320, 704)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
-    first = fit(folder, *callbacks, **given)
+    first = fit(folder, *words, **given)
     assert first.summary["status"] == "stopped"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
     for _ in range(2):
-        fit(folder, *callbacks, resume=str(folder))
+        fit(folder, *words, resume=str(folder))
     same(folder, tmp_path / "whole")
 
 
-MISTAKES = {
-    "gymnax/CartPole-v1 gravty=4..12@2M": "has no option 'gravty'; did you mean gravity",
-    "gymnax/CartPole-v1 gravity=4..12@2X": "a schedule must end with a number of environment steps, got 4..12@2X",
-    "gymnax/CartPole-v1 gravity=4..x@2M": "gravity: the values of a schedule must be numbers, got 4..x@2M",
-    "gymnax/CartPole-v1 gravity=4@2M": "gravity: a schedule must have two or more values, got 4@2M",
-    "gymnax/CartPole-v1 gravity=4..9@0": "gravity: a schedule must have 1 to 1e+12 environment steps, got 4..9@0",
-    "envpool/CartPole-v1 max_episode_steps=9..20@1M": "max_episode_steps: must be one value for envpool/CartPole-v1",
-    "gymnasium/CartPole-v1 gravit=4..9@1M": "no attribute 'gravit' that could follow 4..9@1M; did you mean gravity?",
-    "gymnasium/CartPole-v1 action_space=4..9@1M": "action_space: must be a number in gymnasium/CartPole-v1",
-}
+@pytest.mark.slow  # trains two runs until the best action is found
+def test_curriculum_changes_the_best_action(tmp_path):
+    """With a level of 0, action 0 is better. At the end of the schedule, action 1 earns 1 in each of 6 steps."""
+    long = dict(total_steps=25_600, eval_every=0, save_every=0, learning_rate=0.01)
+    easy = fit(tmp_path / "easy", env_options={"level": "0@callback"}, **long)
+    hard = fit(tmp_path / "hard", env_options={"level": "0..1@3k"}, **long)
+    assert easy.summary["eval_return_mean"] == 3 and hard.summary["eval_return_mean"] == 6
 
 
-@pytest.mark.parametrize("words", MISTAKES)
-def test_mistakes_get_one_line(words, capsys):
-    env, option = words.split()
-    assert train.main(["ppo", "--env", env, "--env-option", option, "--dry-run"]) == 2
-    printed = capsys.readouterr().err
-    assert MISTAKES[words] in printed and printed.count("\n") == 1 and printed.startswith("error: ")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("levl", 1, "set_env_option: 'levl' has no schedule in this run; did you mean level?"),
+        ("level", "1", "set_env_option level: must be a finite number, got '1'"),
+        ("level", float("nan"), "set_env_option level: must be a finite number, got nan"),
+    ],
+)
+def test_wrong_word_of_callback_is_one_line(name, value, message):
+    state = callbacks.RunState(Path(), 0, 1, 0, 0.0)
+    state.schedules = {"level": read("level", "0..1@10", 0.0)}
+    with pytest.raises(ValueError, match=message):
+        state.set_env_option(name, value)
+
+
+def test_command_refuses_a_wrong_schedule_before_it_writes(tmp_path, capsys):
+    given = ["ppo", "--env", "CartPole-v1", "--run-dir", str(tmp_path / "run"), "--env-option", "gravity=4@2M"]
+    assert train.main(given) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "run").exists()
