@@ -300,6 +300,17 @@ def control(prefix: str) -> str:
     return grid(["algorithm", "environment", "environment steps", "seeds", "return", "greedy return"], rows)
 
 
+def search() -> str:
+    """Return the results of benchmarks/search.py, a row for each task and way."""
+    rows, kept = [], read("search_cpu")
+    for task in (name for name in kept if name != "about"):
+        for way in kept["about"]["ways"]:
+            if runs := [*kept[task].get(way, {}).values()]:
+                scores = [spread([run[name] for run in runs]) for name in ("tuning", "test", "default")]
+                rows.append([task, f"`{way}`", str(len(runs)), short(max(run["steps"] for run in runs)), *scores])
+    return grid(["task", "way", "searches", "environment steps", "tuning score", "test score", "preset's score"], rows)
+
+
 def learning_from_data() -> str:
     """Return the cases of benchmarks/learning_from_data.py."""
     rows = []
@@ -700,6 +711,7 @@ KINDS = {
     "metrics": metrics,
     "learning": learning,
     "mujoco": mujoco,
+    "search": search,
     "control": control,
     "learning_from_data": learning_from_data,
     "players": players,
