@@ -70,8 +70,10 @@ def options(algo: str) -> str:
 
 def command(name: str) -> str:
     """Return the options of a command, a table for each group."""
-    if name not in ("train", "sweep"):
+    if name not in ("train", "sweep", "search"):
         return option_table(fields_of(options_of(name)), "--")
+    if name == "search":
+        return group_table(importlib.import_module("jaxrl_fast.options.search").SearchOptions)
     module = importlib.import_module("jaxrl_fast.options.run")
     if name == "sweep":
         return option_table(fields_of(module.SweepOptions), "--")
@@ -296,6 +298,23 @@ def control(prefix: str) -> str:
             own = [f"`{case['options']['algo']}`", f"`{case['env_id']}`", short(case["env_steps"])]
             rows.append([*own, str(len(seeds)), *returns])
     return grid(["algorithm", "environment", "environment steps", "seeds", "return", "greedy return"], rows)
+
+
+def learning_from_data() -> str:
+    """Return the cases of benchmarks/learning_from_data.py."""
+    rows = []
+    for case in read("learning_from_data_cpu").values():
+        bonus, seeds = dict(case["bonus"]), case["seeds"].values()
+        words = (
+            " ".join([f"`{bonus.pop('kind')}`", *(f"{name} {value:g}" for name, value in bonus.items())])
+            if bonus
+            else "none"
+        )
+        source = "" if case["source_return"] is None else f"{case['source_return']:.1f}"
+        returns = (spread([seed[key] for seed in seeds]) for key in ("return", "greedy"))
+        rows.append([f"`{case['env_id']}`", short(case["env_steps"]), words, source, str(len(seeds)), *returns])
+    header = ["environment", "environment steps", "bonus", "return of the data", "seeds", "return", "greedy return"]
+    return grid(header, rows)
 
 
 def learning_cells(name: str) -> list[str]:
@@ -614,6 +633,32 @@ def readme_results() -> str:
     return grid(["preset", "steps", "return", "greedy return", "published"], rows)
 
 
+def search_spaces() -> str:
+    """Return the shipped space of each algorithm."""
+    from jaxrl_fast.search import spaces
+
+    rows = []
+    for algo in spaces.SHIPPED:
+        space = spaces.parse(spaces.DEFAULT, declare().options_of(configs()[algo]), algo)
+        rows += [[algo, *spaces.text_of(dimension).split(" ", 1)] for dimension in space]
+    return grid(["algorithm", "option", "range"], ([algo, f"`{name}`", text] for algo, name, text in rows))
+
+
+def landscape() -> str:
+    """Return how good the defaults are among random settings of each task."""
+    heading = ["preset", "steps", "10%", "median", "90%", "best", "defaults (rank)", "preset's values (rank)", "solved"]
+    rows = []
+    for name, task in read("landscape_cpu")["tasks"].items():
+        found, quantiles = task["summary"], task["summary"]["quantiles"]
+        of = lambda what, found=found: f"{found[what]['score']:.1f} ({found[what]['rank']})"
+        cells = [f"`{name}`", short(task["steps"]), *(f"{quantiles[q]:.1f}" for q in ("10", "50", "90", "100"))]
+        cells += [of("defaults"), of("preset"), "" if found["solved"] is None else f"{found['solved']}"]
+        rows.append(
+            [*cells, f"{found['near_the_best']}", f"{found['chosen_by_half']:.1f}, {found['on_other_half']:.1f}"]
+        )
+    return grid([*heading, "near the best", "chosen, tested"], rows)
+
+
 def readme_speed() -> str:
     """Return the README's table of speeds."""
     tasks = {
@@ -656,6 +701,7 @@ KINDS = {
     "learning": learning,
     "mujoco": mujoco,
     "control": control,
+    "learning_from_data": learning_from_data,
     "players": players,
     "atari": atari,
     "speed": speed,
@@ -677,6 +723,8 @@ KINDS = {
     "atari_speed": atari_speed,
     "readme_results": readme_results,
     "readme_speed": readme_speed,
+    "search_spaces": search_spaces,
+    "landscape": landscape,
     "source": source,
     "avoid": avoid,
 }

@@ -10,12 +10,14 @@ __all__ = [
     "Part",
     "Run",
     "RunState",
+    "Search",
     "Sweep",
     "__version__",
     "choice",
     "fit",
     "load",
     "option",
+    "search",
     "sweep",
 ]
 
@@ -38,10 +40,8 @@ def __getattr__(name: str) -> Any:
         from jaxrl_fast.training import callbacks
 
         return getattr(callbacks, name)
-    if name == "Sweep":
-        from jaxrl_fast.sweep.api import Sweep
-
-        return Sweep
-    if name == "sweep":  # a callable module, because `python -m jaxrl_fast.sweep` needs a module of this name
-        return importlib.import_module(f"{__name__}.sweep")
+    if name in ("Sweep", "Search"):
+        return getattr(importlib.import_module(f"{__name__}.{name.lower()}.api"), name)
+    if name in ("sweep", "search"):  # a callable module: `python -m jaxrl_fast.sweep` needs a module of this name
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

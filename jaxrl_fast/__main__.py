@@ -12,6 +12,7 @@ from jaxrl_fast.utils.parsing import nearest
 COMMANDS = {
     "train": "train an agent",
     "sweep": "train with every combination of options and seeds",
+    "search": "find hyperparameters",
     "evaluate": "evaluate the policy of a run",
     "video": "record the policy of a run as a GIF or MP4",
     "export": "export the policy of a run for JAX, onnxruntime or numpy",

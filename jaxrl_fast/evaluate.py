@@ -48,6 +48,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     of_players = lambda row: [(f"  {player}", own) for player, own in row.get("players", {}).items()]
     rows = [line for name, row in rows for line in [(name, row), *of_players(row)]]
     written = [f"written  {result['file']}"] if result["file"] else []
+    if collected := result.get("collected"):
+        written.append(f"collected  {formatting.counted(collected['steps'], 'step')} in {collected['file']}")
     return [" · ".join(about), *(_line(name, row) for name, row in rows), *written]
 
 

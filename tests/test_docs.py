@@ -21,6 +21,7 @@ from jaxrl_fast.config.sources import SINGULAR
 from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import Part, choice, complete, fields_of, option, options_of, part, value_of
 from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
+from jaxrl_fast.options.search import SearchOptions
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
@@ -112,9 +113,12 @@ def test_options_of_part_that_alternatives_declare_differently_have_separate_row
     ]
 
 
-@pytest.mark.parametrize("name", ["train", "sweep", *tables.COMMANDS])
+OF_COMMANDS = {"train": Options, "sweep": SweepOptions, "search": SearchOptions}
+
+
+@pytest.mark.parametrize("name", [*OF_COMMANDS, *tables.COMMANDS])
 def test_every_command_option_has_one_row(name):
-    kind = Options if name == "train" else SweepOptions if name == "sweep" else tables.options_of(name)
+    kind = OF_COMMANDS[name] if name in OF_COMMANDS else tables.options_of(name)
     told = re.findall(r"^\| `--([\w.-]+)` \| `[^`]+` \| .{5,} \|$", tables.command(name), re.MULTILINE)
     own = {path for path, known in options_of(kind).items() if "" in known.parts}  # have no value of their own
     names = [path for path in all_options(kind()) if path not in own]

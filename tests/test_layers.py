@@ -21,9 +21,11 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 ORDER = (
     "types", "utils", "options", "metrics", "kernels", "networks", "rollout", "async_rollout", "ahead_rollout", "loop",
     "parallel", "rl", "replay", "agents", "players", "config", "runs", "loggers", "envs", "plotting", "gpu_check",
-    "training", "evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__",
+    "training", "evaluation", "sweep", "search", "api", "train", "evaluate", "video", "export", "plot", "check",
+    "__main__",
 )  # fmt: skip
-NO_JAX = ("options", "config", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
+NO_JAX = ("options", "config", "metrics.records", "search.spaces", "search.trials")
+NO_JAX += ("utils.parsing", "utils.formatting", "utils.errors")
 PURE = ORDER[: ORDER.index("runs")]  # these use no clock, file, environment variable or process
 IMPURE_ALLOWED = ("utils", "kernels.build", "replay.host", "config", "agents", "metrics.tracker")
 IMPURE_ALLOWED += ("parallel.program", "parallel.address", "parallel.distributed", "parallel.line", "parallel.team")

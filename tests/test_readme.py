@@ -33,7 +33,7 @@ BLOCKS = {
 COMMAND = re.compile(r"^python -m jaxrl_fast\.((?:train|sweep) ?[^#\n]*)", re.MULTILINE)
 SHOWN = {line.strip() for page in PAGES.values() for line in COMMAND.findall(page)}
 OWN = r"my_package|hill_climbing|penalized_ppo|clipped_sac|attention:|line:|waves:|elman:|halved:|gaussian:"
-BEGUN = sorted(line for line in SHOWN if not re.search(rf"--resume|--help|auto|{OWN}", line))
+BEGUN = sorted(line for line in SHOWN if not re.search(rf"--resume|--help|auto|--init-from|--bonus|{OWN}", line))
 MOST_LINES = 150
 
 

@@ -19,6 +19,7 @@ from jaxrl_fast.agents.actor_critic import Context, Learner
 from jaxrl_fast.networks.ensemble import ensemble
 from jaxrl_fast.options.explore import Held, OrnsteinUhlenbeck
 from jaxrl_fast.rl import normalize, off_policy
+from jaxrl_fast.rl.bonuses import bc
 from jaxrl_fast.rl.distributions import Categorical, chosen, masked
 from jaxrl_fast.rl.off_policy import State
 from jaxrl_fast.rl.value_distributions import Atoms
@@ -167,3 +168,8 @@ def policy_loss(
     mask = batch.action_mask
     excess = entropy - share * jnp.log(jnp.float32(context.action_size) if mask is None else mask.sum(-1))
     return (weight * losses).sum(), ((weight * excess).sum(), {"policy_loss": losses, "entropy": entropy}, None)
+
+
+def cloning_costs(context: Context, params: PyTree, steps: bc.Demonstrations) -> Array:
+    """Return -log pi(a|s) of the steps of a dataset, [B]."""
+    return -policy(context, params, steps.obs, steps.action_mask).log_prob(steps.action)

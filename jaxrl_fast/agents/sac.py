@@ -18,13 +18,14 @@ import numpy as np
 import optax
 
 from jaxrl_fast import replay
-from jaxrl_fast.agents import actor_critic, critics, discrete_sac, joint
+from jaxrl_fast.agents import actor_critic, critics, demonstrations, discrete_sac, joint
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params, temperature
 from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.options.sac import SAC as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.bonuses import bc
 from jaxrl_fast.rl.distributions import TanhGaussian
 from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, Box, EnvSpec, Key, Metrics, MultiDiscrete, Parallelism, PyTree
@@ -47,6 +48,7 @@ def make(
     """
     if isinstance(spec.action, MultiDiscrete):
         one = joint.spec_of(spec, "sac")
+        config = demonstrations.joined(config, spec.action.nums)
         return joint.agent_of(make(config, one, num_updates, parallelism, transform_gradient), spec)
     discrete_sac.check(config, spec)
     if (config.num_target_critics or 1) > config.num_critics:
@@ -113,7 +115,9 @@ def gradient_step(
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     alpha = temperature(context, learner.params)
-    move = partial(policy_step, context, batch.rows, noise_policy, found)
+    cost = partial(cloning_costs if is_continuous else discrete_sac.cloning_costs, context)
+    added = demonstrations.draw(context, learner, keys[1], num_updates, cost)
+    move = partial(policy_step, context, batch.rows, noise_policy, found, added=added)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)
     else:
@@ -137,14 +141,20 @@ def gradient_step(
 
 
 def policy_step(
-    context: Context, rows: replay.Sample, noise: Array | None, weight: Array, learner: Learner
+    context: Context,
+    rows: replay.Sample,
+    noise: Array | None,
+    weight: Array,
+    learner: Learner,
+    added: demonstrations.Added | None = None,
 ) -> tuple[Learner, Metrics]:
     """Move the policy and the temperature. Also returns metrics [B]."""
     if noise is None:
         loss = partial(discrete_sac.policy_loss, context, learner, rows, weight)
     else:
         loss = partial(policy_loss, context, learner, rows.obs, noise, weight, next_obs=rows.next_obs)
-    gradient, (excess, metrics, stats) = jax.grad(loss, has_aux=True)(learner.params.actor)
+    gradient_of = jax.grad(demonstrations.with_costs(loss, added), has_aux=True)
+    gradient, (excess, metrics, stats) = gradient_of(learner.params.actor)
     gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
     # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
     gradients = Params(gradient, None, excess if context.config.learn_temperature else None)
@@ -205,6 +215,11 @@ def policy_loss(
     metrics = {"policy_loss": losses, "entropy": -log_prob}
     excess = -log_prob - target_entropy(context)
     return (weight * losses).sum(), ((weight * excess).sum(), metrics, stats)
+
+
+def cloning_costs(context: Context, params: PyTree, steps: bc.Demonstrations) -> Array:
+    """Return -log pi(a|s) of the steps of a dataset, [B]."""
+    return -bc.log_prob(policy(context, params, steps.obs), steps.action)
 
 
 def target_entropy(context: Context) -> float | Array:

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import replay
-from jaxrl_fast.agents import actor_critic, critics
+from jaxrl_fast.agents import actor_critic, critics, demonstrations
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.options.td3 import TD3 as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.bonuses import bc
 from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, EnvSpec, Key, Metrics, Parallelism, PyTree
 
@@ -78,11 +79,13 @@ def gradient_step(
     next_action, target_of = td_target(context, learner, batch.rows, noise)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
-    move = partial(policy_step, context, batch.rows.obs, found)
+    added = demonstrations.draw(context, learner, keys[1], num_updates, partial(cloning_costs, context))
+    move = partial(policy_step, context, batch.rows.obs, found, added=added)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
-    learner, loss = cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
-    of_all = {"policy_loss": metrics["weight"].sum() * config.policy_delay * loss}  # 0 in the other steps
-    return learner, buffer, counts, {**metrics, **of_all}
+    skip = lambda learner: (learner, {"policy_loss": 0.0} | ({} if added is None else {"bc_loss": 0.0}))
+    learner, losses = cond(off_policy.same_for_all_seeds(due), move, skip, learner)
+    scale = metrics["weight"].sum() * config.policy_delay  # losses are 0 in the other steps
+    return learner, buffer, counts, {**metrics, **{name: scale * x for name, x in losses.items()}}
 
 
 def td_target(
@@ -105,18 +108,34 @@ def td_target(
     return action, target_of
 
 
-def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) -> tuple[Learner, Array]:
-    """Move the policy towards actions that the first critic rates highly, then the targets. Also returns the loss."""
-    loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner, obs, weight))(learner.params.actor)
-    loss, gradient = collectives.all_reduce_sum((loss, gradient), context.parallelism.grad_axis)
+def policy_step(
+    context: Context, obs: PyTree, weight: Array, learner: Learner, added: demonstrations.Added | None = None
+) -> tuple[Learner, Metrics]:
+    """Move the policy towards actions that the first critic rates highly, then the targets. Also returns losses []."""
+
+    def objective(actor: PyTree) -> tuple[Array, Metrics]:
+        loss = policy_loss(context, learner, obs, weight, actor)
+        if added is None:
+            return loss, {"policy_loss": loss}
+        more, each = added(actor)
+        return loss + more, {"policy_loss": loss, "bc_loss": each.sum() / context.config.batch_size}
+
+    (_, losses), gradient = jax.value_and_grad(objective, has_aux=True)(learner.params.actor)
+    losses, gradient = collectives.all_reduce_sum((losses, gradient), context.parallelism.grad_axis)
     learner = actor_critic.apply_gradient(context, learner, Params(gradient, None))
     if context.config.crossq:
-        return learner, loss
+        return learner, losses
     target_params = optax.incremental_update(learner.params, learner.target_params, context.config.target.tau)
-    return learner._replace(target_params=target_params), loss
+    return learner._replace(target_params=target_params), losses
 
 
 def policy_loss(context: Context, learner: Learner, obs: PyTree, weight: Array, actor: PyTree) -> Array:
     """Return the weighted sum of -Q_1(s, pi(s)) over the rows, f32 [] (equation 1 with the first critic)."""
     action = exploit(context, learner.params._replace(actor=actor), obs)
     return -(weight * critics.values(context, learner, obs, action)[0]).sum()
+
+
+def cloning_costs(context: Context, actor: PyTree, steps: bc.Demonstrations) -> Array:
+    """Return the squared errors of the policy's actions at the steps of a dataset, means over D, [B]."""
+    action = jnp.tanh(context.actor.apply(actor, steps.obs))
+    return ((action - steps.action.reshape(action.shape)) ** 2).mean(-1)

@@ -1,12 +1,13 @@
-"""Name the files and folders that a run or a sweep writes. Standard library only."""
+"""Name the files and folders that a run, a sweep or a search writes. Standard library only."""
 
 from pathlib import Path
 
 FORMAT = 3  # of config.yaml, sweep.yaml and checkpoints: increased when older ones cannot be read
-RUNS, SWEEPS = Path("runs"), Path("sweeps")  # the default parents of run directories and of sweep directories
+RUNS, SWEEPS, SEARCHES = Path("runs"), Path("sweeps"), Path("searches")  # the default parents of their directories
 CONFIG, METRICS, SUMMARY, CURVE = "config.yaml", "metrics.jsonl", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 SWEEP_FILE, SWEEP_TABLE, SWEEP_REPORT = "sweep.yaml", "results.csv", "report.md"
+SEARCH_FILE = "search.yaml"
 
 
 def in_folder(parent: Path, text: str) -> str:

@@ -9,7 +9,7 @@ from jaxrl_fast.utils.importing import FLAX_FIELDS, describe
 from jaxrl_fast.utils.parsing import shown
 from jaxrl_fast.utils.plain import as_lists
 
-PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
+PROGRAM, SWEEP, SEARCH = (f"python -m jaxrl_fast.{command}" for command in ("train", "sweep", "search"))
 
 ALIASES = {
     "env_option": "env_options",

@@ -45,6 +45,9 @@ class Options:
         "Opponent in an environment with two players, played on both sides: the directory of another run, or scripted "
         "(the environment's built-in opponent).",
     )
+    collect: str = option(
+        "", "New file, .npz, for all steps of the episodes: a dataset from which other runs can learn, see bonus bc."
+    )
     env_options: dict[str, Any] = option({}, "Parameters of the environment that differ from those of training.")
     protocol: Literal["", "dqn2015", "machado2018"] = option(
         "", "Protocol for Atari, if it differs from that of training."
@@ -67,11 +70,13 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
         ValueError: If the run, a checkpoint, the seed or the member does not exist.
     """
     from jaxrl_fast.config import resume
-    from jaxrl_fast.evaluation import match, policy, saved_run
+    from jaxrl_fast.evaluation import collect, match, policy, saved_run
     from jaxrl_fast.training import build
 
     if options.episodes_file and options.against:
         raise ValueError(f"episodes_file: cannot be used with against, got {options.episodes_file}; leave one out")
+    if options.collect:
+        collect.check(options)
     begins = episode_file.read(options.episodes_file) if options.episodes_file else ()
     run_options, start = resume.of_run(folder).options, files.current_folder()
     as_here = dataclasses.replace(run_options, eval_episodes=options.episodes)
@@ -83,6 +88,8 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
         envs = episode_file.with_begins(envs, begins, config)
     saved = saved_run.read_run(folder, options.which, settings, envs, options.member, start)
     saved = saved if options.seed is None else saved_run.select_seed(saved, options.seed)
+    if options.collect:
+        collect.check_run(saved, episode_file.counted(options))
     return saved._replace(opponents=match.open_opponent(saved, options)) if options.against else saved
 
 
@@ -92,7 +99,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     With `options.against`, the result is that of `match.play`, in match.json.
     """
     from jaxrl_fast.envs.host.env import original_errors
-    from jaxrl_fast.evaluation import match
+    from jaxrl_fast.evaluation import collect, match
     from jaxrl_fast.runs import fingerprint
     from jaxrl_fast.training import evaluator, printers
     from jaxrl_fast.utils import compile_cache, devices, warnings
@@ -100,13 +107,16 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     if options.against:
         result = match.play(saved, options, summarize)
         return result | {"file": write(saved, match.MATCH, result)}
-    options = episode_file.counted(options)
+    options, collected = episode_file.counted(options), None
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
     with cache, original_errors():
         evaluation.report = printers.EvaluationPrinter(warnings.print_stderr, PROGRESS_S)
-        played = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
+        if options.collect:
+            played, collected = collect.play(saved, agent, options, evaluation.report)
+        else:
+            played = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
     score, length, ended = episode_file.in_order(played, options.episodes) if options.episodes_file else played
     if not saved.env.on_device:
         devices.release_envs([saved.env])
@@ -136,7 +146,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
         ],
         "device": devices.device(),
         "versions": fingerprint.versions(),
-    }
+    } | ({"collected": collected} if collected else {})
     return result | {"file": write(saved, EVALUATION, result)}
 
 

@@ -3,7 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_fast.options.declare import FRACTION, NON_NEGATIVE, POSITIVE, SIZE, Bounds, Part, choice, option
+from jaxrl_fast.options.declare import (
+    FRACTION,
+    MAX_SCHEDULE,
+    NON_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Bounds,
+    Part,
+    choice,
+    not_an_option,
+    option,
+)
+
+MINARI = "minari:"  # begins the id of a dataset of Minari
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,39 @@ class RND(Part):
     episodic: bool = option(False, "Let intrinsic returns stop where an episode ends.")
 
 
+@dataclass(frozen=True)
+class Annealed(Part):
+    """A loss whose weight may fall to 0. `training.bonus_data` reads what it learns from into `data`."""
+
+    weight: float = option(1.0, "Weight of the loss.", bounds=NON_NEGATIVE, traced=True)
+    anneal: int | None = option(
+        None,
+        "Environment steps over which the weight falls linearly to 0; none: it is constant.",
+        bounds=Bounds(1, MAX_SCHEDULE),
+    )
+    data: Any = not_an_option()
+
+
+@dataclass(frozen=True)
+class BC(Annealed):
+    """Behavior cloning: a loss that raises the probability of the actions in a dataset."""
+
+    dataset: str = option(
+        "",
+        "File of steps, .npz, such as evaluate --collect writes; or minari:ID or the folder of a dataset of Minari.",
+        resumable=True,
+    )
+
+
+@dataclass(frozen=True)
+class Distill(Annealed):
+    """The divergence from the policy of another run, KL(teacher || policy), as a loss."""
+
+    run: str = option(
+        "", "Directory of the run whose policy is the teacher, or one of its checkpoints.", resumable=True
+    )
+
+
 def bonus_of_values() -> Any:
     """Return a field for a bonus of an algorithm that learns the values of discrete actions."""
     return choice(
@@ -56,7 +102,20 @@ def bonus_of_policies() -> Any:
     return choice(
         "none",
         "Bonus that is added to advantages or to the loss: a reward for observations that are new (rnd, random network "
-        "distillation, Burda et al. 2018).",
+        "distillation, Burda et al. 2018), behavior cloning from a dataset (bc), or the divergence from the policy of "
+        "another run (distill).",
         none=NoBonus(),
         rnd=RND(),
+        bc=BC(),
+        distill=Distill(),
+    )
+
+
+def bonus_of_actors() -> Any:
+    """Return a field for a bonus of SAC, TD3 and DDPG, which `agents.demonstrations` adds."""
+    return choice(
+        "none",
+        "Loss that is added to that of the policy: behavior cloning from a dataset (bc).",
+        none=NoBonus(),
+        bc=BC(),
     )

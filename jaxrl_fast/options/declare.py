@@ -148,6 +148,11 @@ def choice(default: str, help: str = "", *, custom: Part | None = None, **parts:
     return dataclasses.field(default=named[default], metadata=metadata)
 
 
+def not_an_option() -> Any:
+    """Return a field of a part for what is read from the places that its options name, None until then."""
+    return dataclasses.field(default=None, repr=False, compare=False, kw_only=True, metadata={"option": None})
+
+
 def part(default: Part, help: str = "") -> Any:
     """Return a dataclass field that holds a part without alternatives."""
     return dataclasses.field(default=default, metadata={"option": {"help": help, "parts": {"": default}}})
@@ -191,7 +196,7 @@ def _fields_of(record_type: Any) -> dict[str, Option]:
     hints = typing.get_type_hints(record_type)
     found = {}
     for field in dataclasses.fields(record_type):
-        if field.name == "kind" and issubclass(record_type, Part):
+        if field.name == "kind" and issubclass(record_type, Part) or field.metadata.get("option", {}) is None:
             continue
         factory = field.default_factory
         default = field.default if isinstance(factory, dataclasses._MISSING_TYPE) else factory()

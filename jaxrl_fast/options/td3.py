@@ -5,6 +5,7 @@ from functools import partial
 from typing import Literal
 
 from jaxrl_fast.options import algorithm
+from jaxrl_fast.options.bonus import bonus_of_actors
 from jaxrl_fast.options.declare import NON_NEGATIVE, Part, option
 from jaxrl_fast.options.explore import White, noise_of_actions
 from jaxrl_fast.options.network import Network, network
@@ -46,6 +47,7 @@ class TD3(algorithm.ActorCritic):
     replay: Uniform = replay(1_000_000)
     target: Part = target_of_critics(Average())
     value: Part = value_of_critics()
+    bonus: Part = bonus_of_actors()
     noise: White = noise_of_actions()
     network: Network = network(hidden_sizes=(256, 256), activation="relu", kernel_init="lecun_normal")
     critic_hidden_sizes: tuple[int, ...] = algorithm.critic_hidden_sizes()

@@ -17,7 +17,7 @@ whole state and repeats all work, except that it computes each gradient step on 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,12 +71,12 @@ def build(
     """Compile `init` and `chunk` ahead of time; `restart` and `learner` are compiled on their first use.
 
     With several shards, `env` is one shard, and its `parallelism` has the placement's axis_name. `varied` has the
-    hyperparameters of each seed.
+    hyperparameters of each seed. Its data are arguments of `chunk` too, which are whole on every device.
     """
     start = time.perf_counter()
     num_seeds, num_padded_seeds = placement.num_seeds, placement.num_padded_seeds
     capacity = capacity_of(num_updates, num_seeds)
-    values, make = varied or ({}, lambda _: agent)
+    values, make, data = varied or Varied({}, lambda _: agent)
     fill = lambda x: x[np.minimum(np.arange(num_padded_seeds), num_seeds - 1)] if num_padded_seeds > num_seeds else x
     spread, seeds = partitioned(env, make, capacity, placement), _seeds(num_padded_seeds)
     values = jax.tree.map(lambda x: arrays.put(fill(x), spread.seeds), values)
@@ -91,13 +91,14 @@ def build(
         out_shardings=(spread.state, spread.metrics),
         donate_argnums=() if keeps_state else 0,
     )
-    compiled_chunk = interruptible(advance.lower(state, values, limit).compile)
+    data = jax.tree.map(lambda x: arrays.put(x, spread.limit), dict(data))
+    compiled_chunk = interruptible(advance.lower(state, values, (limit, data)).compile)
     learners = partition.learners(placement)
     learner = lambda state: learners(agent.policy_state(state.agent))
     shard_state = partial(jax.tree.map, lambda x: arrays.put(fill(x), spread.state))
     duration = time.perf_counter() - start
     start_all = lambda seeds: compiled_init(arrays.put(fill(seeds), spread.seeds), values)
-    run = lambda state, num_updates: compiled_chunk(state, values, arrays.put(num_updates, spread.limit))
+    run = lambda state, num_updates: compiled_chunk(state, values, (arrays.put(num_updates, spread.limit), data))
     compiled_restart = jax.jit(
         spread.restart, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
@@ -107,12 +108,19 @@ def build(
     return Program(start_all, run, learner, shard_state, restart, state_spec, capacity, duration, memory, keeps_state)
 
 
-def lower(env: Env, agent: Agent, num_updates: int, placement: Placement = SINGLE_DEVICE) -> jax.stages.Lowered:
-    """Return `chunk` as `build` compiles it, for devices that may belong to another machine (`utils.target`)."""
+def lower(
+    env: Env, agent: Agent, num_updates: int, placement: Placement = SINGLE_DEVICE, varied: Varied | None = None
+) -> jax.stages.Lowered:
+    """Return `chunk` as `build` compiles it, for devices that may belong to another machine (`utils.target`).
+
+    Members may differ in their seeds only.
+    """
+    _, make, data = varied or Varied({}, lambda _: agent)
     capacity = capacity_of(num_updates, placement.num_seeds)
-    spread, seeds = partitioned(env, lambda _: agent, capacity, placement), _seeds(placement.num_padded_seeds)
+    spread, seeds = partitioned(env, make, capacity, placement), _seeds(placement.num_padded_seeds)
     values: Values = {}
-    arguments = jax.eval_shape(spread.init, seeds, values), values, jax.ShapeDtypeStruct((), jnp.int32)
+    shared = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: dict(data))
+    arguments = jax.eval_shape(spread.init, seeds, values), values, shared
     shardings = (spread.state, spread.seeds, spread.limit), (spread.state, spread.metrics)
     advance = jax.jit(spread.advance, in_shardings=shardings[0], out_shardings=shardings[1], donate_argnums=0)
     return advance.lower(*arguments)
@@ -127,7 +135,7 @@ def shapes(
     env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE, varied: Varied | None = None
 ) -> loop.TrainState:
     """Return shapes and dtypes of a state of the program with the same arguments. Nothing is compiled."""
-    values, make = varied or ({}, lambda _: agent)
+    values, make, _ = varied or Varied({}, lambda _: agent)
     num_padded_seeds = placement.num_padded_seeds
     init = partitioned(async_rollout.on_paper(env), make, 1, placement).init
     values = {name: jax.ShapeDtypeStruct((num_padded_seeds,), x.dtype) for name, x in values.items()}
@@ -183,14 +191,20 @@ def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -
 
 
 def chunk(
-    env: Env, make: Make, capacity: int, state: loop.TrainState, values: Values, num_updates: Array
+    env: Env,
+    make: Make,
+    capacity: int,
+    state: loop.TrainState,
+    values: Values,
+    shared: tuple[Array, Mapping[str, PyTree]],
 ) -> tuple[loop.TrainState, Metrics]:
-    """Make `num_updates` updates. Return the state and metrics [capacity], 0 beyond the first `num_updates` rows.
+    """Make some updates. Return the state and metrics [capacity], 0 beyond the first rows, one for each update.
 
-    NONFINITE_KEY is added to the metrics, with the same value in all rows.
+    The same for all members are the number of updates and the data that agents learn from, by name. NONFINITE_KEY is
+    added to the metrics, with the same value in all rows.
     """
-
-    agent = make(values)
+    num_updates, data = shared
+    agent = make({**values, **data})
     train_once = jax.jit(partial(loop.train_once, env, agent), inline=True)  # so that it is traced once
 
     def body(i: Array, carry: Any) -> Any:

@@ -232,20 +232,25 @@ def _calibrated(settings: Settings, found: dict[str, int]) -> Settings:
 
 def groups_of(trainings: Iterator[Settings], varied: Collection[str]) -> list[Group]:
     """Return the groups in the order of their first members."""
-    found: list[tuple[Any, Group]] = []
-    for settings in trainings:
+    return [group for group, _ in with_places(trainings, varied)]
+
+
+def with_places(trainings: Iterable[Settings], varied: Collection[str]) -> list[tuple[Group, list[int]]]:
+    """Return groups in the order of their first members, each with the places of its members among the trainings."""
+    found: list[tuple[Any, Group, list[int]]] = []
+    for place, settings in enumerate(trainings):
         real = [name for name in real_numbers(settings.agent) if name in varied]
         values = {name: settings.value(name) for name in real}
         blank = settings.replace(**dict.fromkeys(real, 0.0)).agent
         key = real, blank, dataclasses.replace(settings.options, seed=0)
         member = Member(settings.options.seed, values)
-        for i, (other, group) in enumerate(found):
+        for i, (other, group, places) in enumerate(found):
             if other == key:
-                found[i] = key, group._replace(members=(*group.members, member))
+                found[i] = key, group._replace(members=(*group.members, member)), [*places, place]
                 break
         else:
-            found.append((key, Group(settings, (member,))))
-    return [part(group, group.members) for _, group in found]
+            found.append((key, Group(settings, (member,)), [place]))
+    return [(part(group, group.members), places) for _, group, places in found]
 
 
 def _own(written: list[Setting]) -> tuple[SweepOptions, str]:

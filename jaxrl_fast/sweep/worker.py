@@ -12,7 +12,7 @@ from jaxrl_fast.loggers.terminal import Console, QuietConsole
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, is_finished, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group, offer_devices
-from jaxrl_fast.training import plan
+from jaxrl_fast.training import plan, schedule
 from jaxrl_fast.utils import devices, formatting, locks, signals, warnings
 from jaxrl_fast.utils.errors import why
 
@@ -89,7 +89,9 @@ def write_results(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
         warnings.warn(f"the results in {where} could not be written ({reason}); resume writes them")
 
 
-def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> dict[str, Any] | None:
+def run_group(
+    folder: Path, group: Group, terminal: Console, announce: Callable[[], Any], until: int = 0
+) -> dict[str, Any] | None:
     """Run or resume one group; record a failure in its folder.
 
     Args:
@@ -97,6 +99,7 @@ def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> d
         group: The members to train together.
         terminal: Shows the progress.
         announce: Called without arguments once this process has the group.
+        until: The environment steps of each member after which the group is stopped, to be resumed later; 0: none.
 
     Returns:
         None if the group has finished or another process has it. Else a dictionary: `signal` that stopped it or None,
@@ -124,7 +127,8 @@ def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> d
             resumed = dataclasses.replace(settings.options, resume=str(folder))
             settings = settings._replace(options=resumed)
         ready = plan.validate_plan(settings, group.members)._replace(folder=folder, lock=lock)
-        outcome = trainer.execute(ready, ProgressConsole(terminal))
+        last = schedule.to_updates(until, ready.steps_per_update) or None
+        outcome = trainer.execute(ready, ProgressConsole(terminal), until=last)
         finished_envs += [ready.env, ready.eval_env]
         unsaved = bool(outcome.failed_outputs)
         return {"signal": outcome.signal or outcome.late_signal, "unsaved": unsaved, "message": _message(outcome)}

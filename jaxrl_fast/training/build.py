@@ -18,7 +18,7 @@ from jaxrl_fast.options.algorithm import network_of
 from jaxrl_fast.options.run import Options
 from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.placement import Placement, check_processes, max_grad_workers
-from jaxrl_fast.training import memory, replay_storage
+from jaxrl_fast.training import bonus_data, memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec
 from jaxrl_fast.utils import target
 from jaxrl_fast.utils.errors import where, why
@@ -51,7 +51,7 @@ def build(
     config = host_env_config(options, TRAINING, done)
     env = envs.make(options.env, options.num_envs, config, **options.env_options)
     env = time_limit.terminating(env) if wrap.read(options.wrap).time_limit else env
-    settings = _with_protocol(settings, env)
+    settings = bonus_data.loaded(_with_protocol(settings, env), env)
     placement = choose_placement(settings, algorithm, env, before)
     check_processes(placement)
     env = _shard(env, settings.options, placement, done)

@@ -14,7 +14,7 @@ from jaxrl_fast import rollout
 from jaxrl_fast.metrics import statistics, window
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.training.eval_limits import Limits
-from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
+from jaxrl_fast.types import Agent, Array, Env, Key, PyTree, Transition
 from jaxrl_fast.utils.random import key_of_seed
 from jaxrl_fast.utils.signals import interruptible
 
@@ -73,14 +73,26 @@ def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key, most: Array
 
 def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState) -> EvalState:
     """Take BLOCK more steps."""
+    return scan_block(env, agent, state, key_noise, now, lambda now, row, after: None)[0]
+
+
+def scan_block(
+    env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState, kept: Callable[..., PyTree]
+) -> tuple[EvalState, PyTree]:
+    """Take BLOCK more steps. Also return of each what is kept: (state before, row of a rollout, state after) to it."""
     key_block = jax.random.fold_in(key_noise, now.num_blocks)
     first = lambda key: jax.tree.map(
         lambda x: x[0], agent.sample_noise(key, 1, env.spec.num_envs)
     )  # row 0: later rows may explore less
     noise = jax.vmap(first)(jax.random.split(key_block, BLOCK))
     policy = partial(agent.exploit, state)
-    now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
-    return now._replace(num_blocks=now.num_blocks + 1)
+
+    def once(now: EvalState, noise: PyTree) -> tuple[EvalState, PyTree]:
+        after, row = step(env, agent, policy, now, noise)
+        return after, kept(now, row, after)
+
+    now, rows = jax.lax.scan(once, now, noise, BLOCK)
+    return now._replace(num_blocks=now.num_blocks + 1), rows
 
 
 def is_running(now: EvalState) -> Array:
@@ -95,8 +107,10 @@ def max_steps(num_episodes: int, max_length: int | None = None) -> int:
     return min(each * num_episodes, 2**30 - BLOCK)  # with reset steps, other environments may take twice as many
 
 
-def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, None]:
+def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, Transition]:
     """Take a step in all environments, and record the return of each episode that ends within the limit.
+
+    Also return the row that a rollout would have.
 
     An episode that is longer than `max_length` counts with its return there. Otherwise, endless episodes, often the
     best ones, would have no return. The returns of players who wait for the end count too.
@@ -110,7 +124,7 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
     endless = (num_steps == now.max_steps) & row.valid & (length >= longest) & ~over
     score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, longest, length)
     episodes = record_ended(now.episodes, (over | in_game(endless)) & (num_steps <= now.max_steps), score, length)
-    return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), None
+    return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), row
 
 
 def cut(now: EvalState) -> EvalState:
@@ -175,7 +189,7 @@ class Evaluator:
     def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int, varied: Varied | None = None):
         self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
         each = -(-num_episodes // env.spec.num_games)
-        values, make = varied or ({}, lambda _: agent)
+        values, make, _ = varied or Varied({}, lambda _: agent)
         self.values = dict(values)
         one = lambda values, *given: evaluate_policy(env, make(values), each, *given)
         self.run: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)

@@ -51,7 +51,7 @@ def compiled(plan: Plan) -> "Compiled":
     """Return the training program, compiled for the devices of `utils.target`."""
     from jaxrl_fast.parallel import program
 
-    return program.lower(plan.env, plan.agent, plan.num_updates, plan.placement).compile()
+    return program.lower(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied).compile()
 
 
 def print_report(plan: Plan, terminal: Console) -> None:

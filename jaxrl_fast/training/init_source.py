@@ -55,10 +55,15 @@ def read(text: str) -> Source:
         return Source("export", text, _named_arrays(path / WEIGHTS), piece)
     if path.is_file():
         return Source("file", text, _named_arrays(path), piece)
+    return read_run(text, path, ORIGIN, piece)
+
+
+def read_run(text: str, path: Path, origin: str, piece: str = "") -> Source:
+    """Return the arrays of a run, or of one of its checkpoints. Raise ValueError, with the option, if there is none."""
     if (path / checkpoint.MANIFEST).is_file():
-        return _of_checkpoint(text, piece, checkpoint.read(path, _unneeded))
-    resume.file_of_run(path, f"{ORIGIN} {text}")
-    return _of_checkpoint(text, piece, choose.choose_checkpoint(path, "best", _unneeded))
+        return _of_checkpoint(text, piece, checkpoint.read(path, _unneeded), origin)
+    resume.file_of_run(path, f"{origin} {text}")
+    return _of_checkpoint(text, piece, choose.choose_checkpoint(path, "best", _unneeded), origin)
 
 
 def _named_arrays(path: Path) -> Arrays:
@@ -80,7 +85,7 @@ def _unneeded(name: str) -> bool:
     return not name.startswith(AGENT) or "/replay/" in name or "/optimizer/" in name
 
 
-def _of_checkpoint(text: str, piece: str, saved: checkpoint.Checkpoint) -> Source:
+def _of_checkpoint(text: str, piece: str, saved: checkpoint.Checkpoint, origin: str) -> Source:
     """Return the source that a checkpoint is, without the axis of shards."""
     options = saved.manifest["config"]
     config = saved.folder.parents[1] / paths.CONFIG
@@ -90,7 +95,8 @@ def _of_checkpoint(text: str, piece: str, saved: checkpoint.Checkpoint) -> Sourc
     if varied:
         names = ", ".join(name.removeprefix(LABEL) for name in varied)
         problem = f"members of {text} must differ only in the seed, got {names}"
-        raise ValueError(f"{ORIGIN}: {problem}; export one of them and start from the export")
+        remedy = "export one of them and start from the export" if origin == ORIGIN else "use another run"
+        raise ValueError(f"{origin}: {problem}; {remedy}")
     several = len(labels) > 1
     first = (slice(None),) * several + (0,) if saved.manifest["num_shards"] > 1 else ()
     arrays = {name: x[first] for name, x in saved.arrays.items()}

@@ -18,7 +18,7 @@ from jaxrl_fast.options.declare import replace
 from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.runs import directory, replay_dir
-from jaxrl_fast.training import checks
+from jaxrl_fast.training import bonus_data, checks
 from jaxrl_fast.utils import formatting, locks
 from jaxrl_fast.utils.files import current_folder
 
@@ -135,7 +135,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         name: str(Path(text).absolute()) for name in FOLDERS if (text := getattr(options, name))
     }
     folder, asked = Path(options.resume), settings
-    settings = settings._replace(options=dataclasses.replace(options, **absolute))
+    settings = bonus_data.with_absolute_path(settings._replace(options=dataclasses.replace(options, **absolute)))
     ready = _fit(*_build(settings, saved), saved, members)
     return ready._replace(
         start=None if saved else _start(ready, source),
@@ -227,7 +227,7 @@ def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", m
     settings, agent = decision.settings, decision.agent
     needs = memory.estimate(plan.env, agent, plan.placement)._replace(files=decision.num_file_bytes)
     memory.check_fits(needs, settings.agent.replay_size, plan.steps_per_update, resumed)
-    varied = vary(members, make, settings.agent) if members else None
+    varied = vary(members, make, settings.agent)
     if saved:  # refuse a checkpoint of other shapes before anything is compiled
         checkpoint.unflatten(program.shapes(plan.env, agent, plan.placement, varied), saved)
     return plan._replace(
@@ -242,12 +242,16 @@ def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", m
 
 
 def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -> Varied | None:
-    """Return the hyperparameters that differ between members, or None if only seeds do. `make` takes a config."""
+    """Return the hyperparameters that differ between members and the data that all learn from; None without both.
+
+    `make` takes a config.
+    """
     import numpy as np
 
-    first = members[0].values
+    first = members[0].values if members else {}
     differing = [name for name in first if any(m.values[name] != first[name] for m in members)]
-    if not differing:
+    data = bonus_data.of_program(config)
+    if not differing and not data:
         return None
     values = {name: np.asarray([m.values[name] for m in members], np.float32) for name in differing}
-    return Varied(values, lambda values: make(replace(config, values)))
+    return Varied(values, lambda values: make(replace(config, values)), data)

@@ -54,6 +54,7 @@ class RunProgress:
         self.program_memory = 0  # bytes; 0 until the program is compiled
         self.of_replay: dict[str, float] | None = None  # `summary.of_replay`, once the program has ended
         self.status, self.failure = "failed", ""
+        self.has_curve = True  # draw one at the end
         self.summary: dict[str, Any] = {}
         self.failed_outputs: list[str] = []
 
@@ -144,7 +145,7 @@ class RunProgress:
         self.summary = summarize(self.plan, self.tracker, self.result())
         if not team.current().leads:
             return
-        has_curve = self.tracker.recorded > 0
+        has_curve = self.has_curve and self.tracker.recorded > 0
         sinks = self.logger.closers() if self.logger else []
         self.failed_outputs = run_logger.write_end(self.plan.folder, sinks, self.summary, has_curve)
 

@@ -35,7 +35,7 @@ def write_config(plan: "Plan") -> None:
     """
     import yaml
 
-    from jaxrl_fast.training import init_from
+    from jaxrl_fast.training import bonus_data, init_from
 
     if plan.start and not plan.settings.options.resume:
         init_from.keep(plan.start, plan.folder)
@@ -50,6 +50,7 @@ def write_config(plan: "Plan") -> None:
         "device": devices.device(),
         "versions": fingerprint.versions(),
         "decided": list(plan.decided),
+        **bonus_data.fingerprint(plan.settings.agent),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if not isinstance(options.env, (str, type)):
         now["env_is_an_object"] = True  # the environment may not be rebuilt from its id

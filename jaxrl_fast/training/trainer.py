@@ -41,8 +41,10 @@ class Outcome(NamedTuple):
     failed_outputs: str = ""  # outputs missing on the disk, as text
 
 
-def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = ()) -> Outcome:
-    """Compile, train, evaluate, save and log a run."""
+def execute(
+    plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = (), until: int | None = None
+) -> Outcome:
+    """Compile, train, evaluate, save and log a run. `until`: the update at which it is stopped, to be resumed later."""
     from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.training import startup
     from jaxrl_fast.training.progress import RunProgress
@@ -67,6 +69,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
             while_training.enter_context(startup.opened_resources(progress, terminal))
             program = startup.compile_program(progress, terminal, cache)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
+            trainer.stop_at, progress.has_curve = until, until is None
             progress.mark_running()
             with signals.stop_signals(trainer.stop), trainer.saved_if_env_fails():
                 trainer.train()
@@ -107,7 +110,7 @@ class Trainer:
         self.num_restarts = 0  # saves after which the host environments have been restarted
         self.signal: int | None = None
         self.late_signal: int | None = None  # the same, even if it arrived too late to stop anything
-        self.stop_at: int | None = None  # the update at which a callback ends the run
+        self.stop_at: int | None = None  # the update at which the run is stopped, by a callback or by `until`
         self.warn_once = warnings.once(warnings.warn)  # of an environment without an end
 
     @property

@@ -83,28 +83,28 @@ def claimed(path: Path) -> Iterator[Path]:
         raise
 
 
-def check_out(path: Path, endings: Sequence[str]) -> None:
-    """Raise ValueError unless --out can be written and has one of these endings."""
+def check_out(path: Path, endings: Sequence[str], option: str = "out") -> None:
+    """Raise ValueError unless the file of an option can be written and has one of these endings."""
     if path.suffix.lower() not in endings:
-        raise ValueError(f"out: must end with {' or '.join(endings)}, got {str(path)!r}; rename it")
+        raise ValueError(f"{option}: must end with {' or '.join(endings)}, got {str(path)!r}; rename it")
     if path.is_dir():
-        raise ValueError(f"out: must be a file, got the folder {str(path)!r}; add a name")
+        raise ValueError(f"{option}: must be a file, got the folder {str(path)!r}; add a name")
     if not path.parent.is_dir():
-        raise ValueError(f"out: must be in an existing folder, got {str(path)!r}; create {str(path.parent)!r}")
-    check_writable(path)
+        raise ValueError(f"{option}: must be in an existing folder, got {str(path)!r}; create {str(path.parent)!r}")
+    check_writable(path, option)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "out") -> None:
     """Raise ValueError if the user may not write this file."""
     path = path.resolve()
     if not (os.access(path.parent, os.W_OK) and (os.access(path, os.W_OK) or not path.exists())):
-        raise ValueError(f"out: must be writable, got {str(path)!r} (no permission); choose another file")
+        raise ValueError(f"{option}: must be writable, got {str(path)!r} (no permission); choose another file")
     try:
         os.lstat(path.with_name(f"{ASIDE}{path.name}"))
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # that of the file itself may not be
             problem = f"the name {path.name[:60]}... is too long for a temporary file {ASIDE}NAME"
-            raise ValueError(f"out: {problem}, got {len(path.name)} characters; use a shorter one") from error
+            raise ValueError(f"{option}: {problem}, got {len(path.name)} characters; use a shorter one") from error
 
 
 def is_folder_name(name: str) -> bool:

@@ -14,6 +14,7 @@ from jaxrl_fast.options.declare import configure, options_of, replace, value_of
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.parallel.population import Varied
+from jaxrl_fast.rl.bonuses.bc import Demonstrations
 from jaxrl_fast.training import divergence, plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
@@ -112,6 +113,9 @@ def test_every_real_hyperparameter_can_be_traced(algo):
         | {"noise": "held", "schedule": "cosine", "std_bounds": "tanh"},
     ]
     env = env_of(algo)
+    if algo in ("ppo", "sac", "td3"):
+        data = Demonstrations(np.zeros((3, *env.spec.obs.shape), np.float32), np.asarray(env.spec.action.zeros(3)))
+        switches[algo] = [*switches.get(algo, [{}]), {"bonus": {"kind": "bc", "data": data, "anneal": 100}}]
     for more in switches.get(algo, [{}]):
         one = configure(ALGORITHMS[algo], **SMALL[algo] | more)
         make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
@@ -120,7 +124,7 @@ def test_every_real_hyperparameter_can_be_traced(algo):
             differing = plan.vary(pair, make, one)
             one_member = {k: x[0] for k, x in differing.values.items()}
             state = jax.eval_shape(partial(program.begin, env, differing.make, 0), one_member)
-            jax.eval_shape(partial(program.chunk, env, differing.make, 4), state, one_member, 1)
+            jax.eval_shape(partial(program.chunk, env, differing.make, 4), state, one_member, (1, {}))
 
 
 def test_real_numbers_excludes_values_that_change_the_program():

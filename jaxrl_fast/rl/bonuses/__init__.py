@@ -6,14 +6,18 @@ from typing import Any
 import jax
 
 from jaxrl_fast.rl import sgd
-from jaxrl_fast.rl.bonuses import rnd
+from jaxrl_fast.rl.bonuses import bc, distill, rnd
 from jaxrl_fast.rl.bonuses.record import Added
 from jaxrl_fast.rl.bonuses.record import Bonus as Bonus
 from jaxrl_fast.rl.policies import Policy
 from jaxrl_fast.types import Array, EnvSpec, Key, Metrics, Parallelism, PyTree, Rollout
 
 Objective = Callable[..., tuple[Array, Metrics]]  # (context, params, batch) to a sum of weighted rows and metrics
-MAKERS: dict[str, Callable[..., Bonus]] = {"rnd": rnd.make}  # (config, spec, policy, num_updates, parallelism)
+MAKERS: dict[str, Callable[..., Bonus]] = {
+    "bc": bc.make,
+    "distill": distill.make,
+    "rnd": rnd.make,
+}  # by word: (config, spec, policy, num_updates, parallelism) to a Bonus
 
 
 def make(config: Any, spec: EnvSpec, policy: Policy, num_updates: int, parallelism: Parallelism) -> Bonus | None:
