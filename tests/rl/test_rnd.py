@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxrl_fast import envs, loop
+import jaxrl_fast
+from jaxrl_fast import train
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.rl import distributions, frame_stack
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Rollout, Transition
 from tests.helpers import probes, slow
+from tests.helpers.runs import records, same, stop_after
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, NUM_ENVS = 20, 4
@@ -325,14 +327,25 @@ def test_metrics_are_those_that_the_documentation_explains():
     assert {name for metrics in two_updates()[2] for name in metrics} == told["ppo"].keys() | told["rnd"].keys()
 
 
+def test_players_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ["ppo", "--env", "pgx/tic_tac_toe", "--num-envs", "4", "--bonus", "rnd"]
+    assert train.main(given) == 2
+    line = "error: bonus: rnd requires an environment without players, got pgx/tic_tac_toe; use none"
+    assert capsys.readouterr().err.strip() == line and not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
-def test_bonus_finds_reward_that_plain_ppo_does_not():
-    """DeepSea of size 10: one of 1,024 sequences of actions has a return of 0.99. The others have 0 or a cost."""
-    env, score = envs.make("DeepSea-bsuite", 16, size=10), {}
-    options = dict(rollout_length=40, hidden_sizes=(32,), entropy_coef=0.0)
-    for kind in ("none", "rnd"):
-        agent = ppo.make(configure(ppo.Config, **options, bonus=kind), env.spec, 100)
-        run = lambda key, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 100)[1]
-        metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(0))
-        score[kind] = float(metrics["return_sum"][-20:].sum() / metrics["episodes"][-20:].sum())
-    assert score["rnd"] > 0.9 and score["none"] < 0.1, score
+def test_resumed_run_has_the_same_bits(tmp_path, monkeypatch):
+    """Two seeds learn in one program, with a memory and normalized observations."""
+    options = dict(
+        algo="ppo", env="CartPole-v1", num_envs=4, rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,),
+        total_steps=256, log_every=64, eval_episodes=0, log_level="quiet", num_seeds=2, bonus={"kind": "rnd"},
+        normalize_observations=True, memory={"kind": "gru", "size": 4},
+    )  # fmt: skip
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 128)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "stopped"))
+    jaxrl_fast.fit(resume=str(tmp_path / "stopped"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "stopped")
+    assert len({x["intrinsic_reward"] for x in records(tmp_path / "whole")}) == 8, "seeds and updates differ"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_fast import networks
 from jaxrl_fast.networks import torsos, views
 from jaxrl_fast.rl import frame_stack, normalize, returns
+from jaxrl_fast.rl.bonuses import annealed
 from jaxrl_fast.rl.bonuses.record import Added, Bonus
 from jaxrl_fast.rl.policies import Policy
 from jaxrl_fast.types import Array, EnvSpec, Key, Metrics, Parallelism, PyTree, Rollout
@@ -44,7 +45,7 @@ class Context(NamedTuple):
 
     config: Any
     spec: EnvSpec
-    axis_name: str | None
+    parallelism: Parallelism
     view: views.View  # what the policy sees
     obs: PyTree  # ShapeDtypeStruct: the part of an observation whose novelty is measured
     target: networks.Network
@@ -65,7 +66,7 @@ def make(config: Any, spec: EnvSpec, policy: Policy, num_updates: int, paralleli
     deeper = options._replace(hidden=(*hidden, *2 * hidden[-1:]))
     network = partial(networks.network, obs, config.bonus.features)
     critic = views.through(critics_view, networks.network(critics_view(spec.obs), None, options))
-    context = Context(config, spec, parallelism.axis_name, view, obs, network(options), network(deeper), critic)
+    context = Context(config, spec, parallelism, view, obs, network(options), network(deeper), critic)
     return Bonus(partial(init, context), partial(prepare, context), partial(loss, context))
 
 
@@ -83,7 +84,8 @@ def prepare(context: Context, agent: Any, rollout: Rollout, advantage: Array) ->
     Statistics of observations and rewards include this rollout before it is scored. The first rollout, of an untrained
     policy, initializes them, as random actions do in section 2.4.
     """
-    config, axis_name, state, valid = context.config.bonus, context.axis_name, agent.bonus, rollout.steps.valid
+    config, axis_name = context.config.bonus, context.parallelism.axis_name
+    state, valid = agent.bonus, rollout.steps.valid
     key, key_rows = jax.random.split(state.key)
     next_obs = successors(context, rollout)
     seen = normalize.update(state.seen, next_obs, valid, axis_name)
@@ -94,7 +96,7 @@ def prepare(context: Context, agent: Any, rollout: Rollout, advantage: Array) ->
     scale = normalize.update_reward(state.scale, error, jnp.zeros_like(valid), valid, config.gamma, axis_name)
     reward = normalize.apply_reward(scale, error, clip=jnp.inf)
     own, target = advantages(context, agent, rollout, reward)
-    trains = valid & (jax.random.uniform(key_rows, valid.shape) < config.share)
+    trains = valid & (jax.random.uniform(annealed.of_shard(context.parallelism, key_rows), valid.shape) < config.share)
     moments = normalize.moments(jnp.stack([target, own]), valid, axis=(1, 2)), normalize.moments(reward, valid, (0, 1))
     of_values, of_reward = normalize.pool(moments, axis_name)
     return Added(
