@@ -329,9 +329,9 @@ def test_metrics_are_those_that_the_documentation_explains():
 
 def test_players_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    given = ["ppo", "--env", "pgx/tic_tac_toe", "--num-envs", "4", "--bonus", "rnd"]
+    given = ["ppo", "--env", "games/Paddles", "--num-envs", "4", "--bonus", "rnd"]
     assert train.main(given) == 2
-    line = "error: bonus: rnd requires an environment without players, got pgx/tic_tac_toe; use none"
+    line = "error: bonus: rnd requires an environment without players, got games/Paddles; use none"
     assert capsys.readouterr().err.strip() == line and not list(tmp_path.iterdir())
 
 
@@ -348,4 +348,5 @@ def test_resumed_run_has_the_same_bits(tmp_path, monkeypatch):
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "stopped"))
     jaxrl_fast.fit(resume=str(tmp_path / "stopped"), log_level="quiet")
     same(tmp_path / "whole", tmp_path / "stopped")
-    assert len({x["intrinsic_reward"] for x in records(tmp_path / "whole")}) == 8, "seeds and updates differ"
+    found = [x["intrinsic_reward"] for x in records(tmp_path / "whole")]
+    assert len({*found}) == len(found) > 2, "seeds and updates differ"
