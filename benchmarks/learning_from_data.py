@@ -50,9 +50,8 @@ def demonstrate(path: Path, num_episodes: int = 20) -> float:
     return -len(actions) / num_episodes
 
 
-def measure(case: str, num_seeds: int) -> dict:
+def measure(options: dict, bonus: dict | None, num_seeds: int) -> dict:
     """Train the seeds of a case in one program, and return their scores."""
-    options, bonus = CASES[case]
     preset = options.get("preset")
     rest = {name: value for name, value in options.items() if name != "preset"}
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +60,7 @@ def measure(case: str, num_seeds: int) -> dict:
             path = Path(folder) / "demonstrations.npz"
             source = demonstrate(path)
             bonus = bonus | {"dataset": str(path)}
-        elif bonus:
+        elif bonus and bonus["kind"] == "distill":
             teacher = jaxrl_fast.fit("ppo_cartpole", total_steps=200_000, run_dir=f"{folder}/teacher")
             source = teacher.evaluate(episodes=64)["eval_return_mean"]
             bonus = bonus | {"run": str(teacher.folder)}
@@ -83,24 +82,24 @@ def table(kept: dict) -> str:
     lines = []
     for case, found in kept.items():
         scores = [[seed[name] for seed in found["seeds"].values()] for name in ("return", "greedy")]
-        shown = [f"{statistics.mean(x):8.1f} ± {statistics.stdev(x) if len(x) > 1 else 0:5.1f}" for x in scores]
+        shown = [f"{statistics.mean(x):8.2f} ± {statistics.stdev(x) if len(x) > 1 else 0:5.2f}" for x in scores]
         source = "" if found["source_return"] is None else f"   source {found['source_return']:.1f}"
         lines.append(f"{case:<18} {len(scores[0])} seeds   return {shown[0]}   greedy {shown[1]}{source}")
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run the cases that are named, and print the table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES])
+def main(description: str | None, cases: dict, path: Path) -> None:
+    """Run the cases that are named, store them in a file, and print the table of all."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[[], *cases])
     parser.add_argument("--num-seeds", type=int, default=8)
     args = parser.parse_args()
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept = json.loads(path.read_text()) if path.exists() else {}
     for case in args.cases:
-        kept[case] = measure(case, args.num_seeds)
-        files.replace(KEPT, json.dumps(dict(sorted(kept.items())), indent=2) + "\n")
+        kept[case] = measure(*cases[case], args.num_seeds)
+        files.replace(path, json.dumps(dict(sorted(kept.items())), indent=2) + "\n")
     print(table(kept))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, CASES, KEPT)

@@ -311,10 +311,23 @@ def search() -> str:
     return grid(["task", "way", "searches", "environment steps", "tuning score", "test score", "preset's score"], rows)
 
 
+def exploration() -> str:
+    """Return the cases of benchmarks/exploration.py."""
+    cases = read("exploration_cpu").values()
+    header = ["environment", "environment steps", "bonus", "seeds", "return", "greedy return"]
+    return grid(header, [[*row[:3], *row[4:]] for row in bonus_rows(cases, digits=2)])
+
+
 def learning_from_data() -> str:
     """Return the cases of benchmarks/learning_from_data.py."""
+    header = ["environment", "environment steps", "bonus", "return of the data", "seeds", "return", "greedy return"]
+    return grid(header, bonus_rows(read("learning_from_data_cpu").values()))
+
+
+def bonus_rows(cases: Iterable[Any], digits: int = 1) -> list[list[str]]:
+    """Return a row for each case: its environment, steps, bonus, return of the data, seeds and returns."""
     rows = []
-    for case in read("learning_from_data_cpu").values():
+    for case in cases:
         bonus, seeds = dict(case["bonus"]), case["seeds"].values()
         words = (
             " ".join([f"`{bonus.pop('kind')}`", *(f"{name} {value:g}" for name, value in bonus.items())])
@@ -322,10 +335,9 @@ def learning_from_data() -> str:
             else "none"
         )
         source = "" if case["source_return"] is None else f"{case['source_return']:.1f}"
-        returns = (spread([seed[key] for seed in seeds]) for key in ("return", "greedy"))
+        returns = (spread([seed[key] for seed in seeds], digits) for key in ("return", "greedy"))
         rows.append([f"`{case['env_id']}`", short(case["env_steps"]), words, source, str(len(seeds)), *returns])
-    header = ["environment", "environment steps", "bonus", "return of the data", "seeds", "return", "greedy return"]
-    return grid(header, rows)
+    return rows
 
 
 def learning_cells(name: str) -> list[str]:
@@ -361,10 +373,10 @@ def learning_seeds(name: str) -> list[int]:
     return [seed for seed in map(int, read("learning")[name]["seeds"]) if seed not in without]
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return the mean and the standard deviation over seeds."""
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{deviation}"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
 def short(number: float) -> str:
@@ -713,6 +725,7 @@ KINDS = {
     "mujoco": mujoco,
     "search": search,
     "control": control,
+    "exploration": exploration,
     "learning_from_data": learning_from_data,
     "players": players,
     "atari": atari,

@@ -17,7 +17,7 @@ from jaxrl_fast.options.optimizer import AdaptiveKL
 from jaxrl_fast.options.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import bonuses, minibatch, normalize, optim, policies, returns, sequences, sgd, value_distributions
-from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
+from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout, map_rollout
 from jaxrl_fast.types import (
     Agent,
     Array,
@@ -123,6 +123,7 @@ def make(
         sample_noise=policy.head.sample_noise,
         rollout_length=config.rollout_length,
         initial_carry=policy.initial_carry,
+        policy_state=lambda state: state._replace(bonus=None),
         parameters=lambda state: state.params,
         learning=Learning(
             compress_obs=compressor(context.frame_stack),
@@ -220,18 +221,13 @@ def values(
     network, params = context.policy.network, state.params["network"]
     mean = partial(value_distributions.mean, context.value_head)
     next_obs = normalize.apply(state.observations, rollout.next_obs)
-    read = partial(decode, kept)
     if length := context.config.sequence():
         unroll = partial(network.unroll, params)
-        (_, value), carry = sequences.recompute(unroll, rollout, obs, next_obs, read, length)
+        (_, value), carry = sequences.recompute(unroll, rollout, obs, next_obs, partial(decode, kept), length)
         value = mean(value)
         return value[:-1], value[1:], carry
-    critic, rows = lambda obs: mean(network.critic(params, obs)), minibatch.flatten(obs)
-    if kept is not None:  # stacks are built for one minibatch at a time
-        value = jax.lax.map(lambda some: critic(read(some)), rows.reshape(context.config.num_minibatches, -1))
-    else:
-        value = minibatch.map_chunks(critic, rows)
-    value = value.reshape(rollout.steps.reward.shape)
+    critic = lambda obs: mean(network.critic(params, obs))
+    value = map_rollout(critic, obs, kept, context.config.num_minibatches)
     return value, jnp.concatenate([value[1:], critic(next_obs)[None]]), ()
 
 

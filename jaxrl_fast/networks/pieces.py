@@ -25,7 +25,8 @@ ROLES |= {"critic_torso": ("critic",), "critic_memory": ("critic",)}
 def pieces(paths: Iterable[str]) -> dict[str, frozenset[str]]:
     """Return the pieces that each array belongs to, by its path: "params/network/params/actor_head/bias".
 
-    A path may have any beginning. An array outside of networks, such as a temperature, belongs to none.
+    A path may have any beginning. An array outside of these networks, such as a temperature or a
+    bonus, belongs to none.
     """
     split = {path: path.split("/") for path in paths}
     modules = {name for names in split.values() for name in names}
@@ -34,7 +35,7 @@ def pieces(paths: Iterable[str]) -> dict[str, frozenset[str]]:
 
     def of(names: Sequence[str]) -> frozenset[str]:
         place = next((i for i, name in enumerate(names) if _part(name)), None)
-        if place is None:
+        if place is None or "bonus" in names[:place]:
             return frozenset()
         part = _part(names[place])
         above = [name for name in names[:place] if name in ("actor", "critic")]

@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_fast.options.declare import MAX_SCHEDULE, NON_NEGATIVE, POSITIVE, Bounds, Part, choice, not_an_option, option
+from jaxrl_fast.options.declare import (
+    FRACTION,
+    MAX_SCHEDULE,
+    NON_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Bounds,
+    Part,
+    choice,
+    not_an_option,
+    option,
+)
 
 MINARI = "minari:"  # begins the id of a dataset of Minari
 
@@ -22,6 +33,25 @@ class Munchausen(Part):
     clip: float = option(
         -1.0, "Lower bound of temperature times log-policy.", bounds=Bounds(float("-inf"), 0), traced=True
     )
+
+
+@dataclass(frozen=True)
+class RND(Part):
+    """The prediction error of random features of the next observation, as a second reward (Burda et al. 2018)."""
+
+    coef: float = option(1.0, "Weight of advantages of intrinsic rewards.", bounds=NON_NEGATIVE, traced=True)
+    extrinsic_coef: float = option(
+        2.0, "Weight of advantages of the environment's rewards.", bounds=NON_NEGATIVE, traced=True
+    )
+    gamma: float = option(0.99, "Discount factor of intrinsic rewards.", bounds=FRACTION, traced=True)
+    share: float = option(
+        0.25,
+        "Fraction of the rows that train the predictor. Fewer keep observations novel for longer.",
+        bounds=Bounds(0, 1, exclusive_min=True),
+        traced=True,
+    )
+    features: int = option(128, "Number of random features, which the predictor learns.", bounds=SIZE)
+    episodic: bool = option(False, "Let intrinsic returns stop where an episode ends.")
 
 
 @dataclass(frozen=True)
@@ -71,9 +101,11 @@ def bonus_of_policies() -> Any:
     """Return a field for a bonus of PPO, which `rl.bonuses` makes."""
     return choice(
         "none",
-        "Bonus that is added to advantages or to the loss: behavior cloning from a dataset (bc), or the divergence "
-        "from the policy of another run (distill).",
+        "Bonus that is added to advantages or to the loss: a reward for observations that are new (rnd, random network "
+        "distillation, Burda et al. 2018), behavior cloning from a dataset (bc), or the divergence from the policy of "
+        "another run (distill).",
         none=NoBonus(),
+        rnd=RND(),
         bc=BC(),
         distill=Distill(),
     )

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
+from jaxrl_fast.rl import minibatch
 from jaxrl_fast.types import PyTree, Rollout
 
 
@@ -41,8 +42,13 @@ def compress(num_frames: int, obs: PyTree) -> CompressedStack:
     """Return the newest frame of the stacks [..., F * C] of one row, and whether all frames of a stack are equal."""
     parts = lambda x: x.reshape(*x.shape[:-1], num_frames, num_channels(num_frames, x))
     equal = lambda x: (parts(x) == parts(x)[..., :1, :]).all(axis=tuple(range(1, x.ndim + 1)))
-    newest = jax.tree.map(lambda x: x[..., -num_channels(num_frames, x) :], obs)
-    return CompressedStack(newest, functools.reduce(operator.and_, map(equal, jax.tree.leaves(obs))))
+    return CompressedStack(newest(num_frames, obs), functools.reduce(operator.and_, map(equal, jax.tree.leaves(obs))))
+
+
+def newest(num_frames: int, obs: PyTree) -> PyTree:
+    """Return the newest frame [..., C] of stacks [..., F * C]; other observations do not change."""
+    cut = lambda x: x[..., -num_channels(num_frames, x) :]
+    return jax.tree.map(cut, obs) if num_frames > 1 else obs
 
 
 def num_channels(num_frames: int, x: Array | ShapeDtypeStruct) -> int:
@@ -107,6 +113,20 @@ def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | 
     frames = jax.tree.map(lambda x, first: jnp.concatenate([unstack(first), x]), obs.newest, rollout.first_obs)
     age = stack_ages(num_frames, obs.same.at[0].set(False), jnp.full(num_envs, older, jnp.uint8))
     return jnp.arange(num_steps * num_envs).reshape(num_steps, num_envs), Frames(frames, age)
+
+
+def map_rollout(function: Callable[[PyTree], Array], rows: PyTree, frames: Frames | None = None, num: int = 1) -> Array:
+    """Return function(observations) [T, N, ...], computed in bulk for rows [T, N, ...] that `encode_rollout` returned.
+
+    The function must treat each row independently of the others. Stacks are built for one of `num` parts at a time.
+    """
+    shape, rows = jax.tree.leaves(rows)[0].shape[:2], minibatch.flatten(rows)
+    if frames is None:
+        found = minibatch.map_chunks(function, rows)
+    else:
+        found = minibatch.flatten(jax.lax.map(lambda some: function(decode(frames, some)), rows.reshape(num, -1)))
+    result: Array = found.reshape(*shape, *found.shape[1:])
+    return result
 
 
 def decode(frames: Frames | None, rows: PyTree) -> PyTree:

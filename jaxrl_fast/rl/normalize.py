@@ -28,12 +28,16 @@ CLIP, EPSILON = 10.0, 1e-8  # bound of normalized numbers; added to variances
 
 def check(config: Any, spec: EnvSpec) -> None:
     """Raise ValueError if observations would be standardized and then divided by 255."""
+    if config.normalize_observations:
+        check_images(config, spec, "normalize_observations")
+
+
+def check_images(config: Any, spec: EnvSpec, option: str) -> None:
+    """Raise ValueError if an option standardizes images that a network then divides by 255: those of floats."""
     leaves = jax.tree.leaves(spec.obs)
     has_float_image = any(jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) in (2, 3) for x in leaves)
-    if config.network.observations == "image" and config.normalize_observations and has_float_image:
-        raise ValueError(
-            "network.observations: image cannot be combined with normalize_observations, got both; drop one"
-        )
+    if config.network.observations == "image" and has_float_image:
+        raise ValueError(f"network.observations: image cannot be combined with {option}, got both; drop one")
 
 
 class Moments(NamedTuple):

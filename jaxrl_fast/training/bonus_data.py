@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_fast.config import paths
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.options.bonus import BC, MINARI, Annealed, Distill
+from jaxrl_fast.options.bonus import BC, MINARI, RND, Annealed, Distill
 from jaxrl_fast.utils.files import path_of
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def with_absolute_path(settings: Settings) -> Settings:
 
 
 def loaded(settings: Settings, env: "Env") -> Settings:
-    """Return settings whose bonus has its data, as numpy arrays. Raise ValueError if these do not fit."""
-    option = option_of(settings.agent)
+    """Return settings whose bonus has its data, as numpy arrays. Raise ValueError if it does not fit."""
+    part, option = getattr(settings.agent, "bonus", None), option_of(settings.agent)
+    if isinstance(part, BC | Distill | RND) and env.spec.players:
+        raise ValueError(f"bonus: {part.kind} requires an environment without players, got {env.spec.id}; use none")
     if not option:
         return settings
     from jaxrl_fast.training import dataset, teacher

@@ -42,8 +42,6 @@ def load(name: str, env: Env) -> Demonstrations:
         ValueError: If it cannot be read, or an array is missing, empty or not finite, has another shape or dtype, or
             has actions that the environment does not have. The message names the array.
     """
-    if env.spec.players:
-        raise ValueError(f"bonus: bc requires an environment without players, got {env.spec.id}; use none")
     arrays, is_raw = read(name)
     num_rows = _num_rows(arrays, name)
     valid = _array(arrays, VALID, (num_rows,), "b", name) if VALID in arrays else np.ones(num_rows, bool)

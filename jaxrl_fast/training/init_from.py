@@ -77,7 +77,7 @@ def fit(source: Source, agent: Agent, algo: str, seeds: Sequence[int]) -> Start:
 
 
 def loadable(agent: Agent, state: PyTree) -> dict[str, Any]:
-    """Return an agent's parameters and statistics by name, with their shapes, without those that are copies.
+    """Return an agent's parameters and statistics by name, with their shapes, without copies and those of a bonus.
 
     `state` has the shapes of the agent's state.
     """
@@ -88,7 +88,7 @@ def loadable(agent: Agent, state: PyTree) -> dict[str, Any]:
     is_stats = lambda x: isinstance(x, Stats)
     learned |= {id(x) for s in jax.tree.leaves(state, is_leaf=is_stats) if is_stats(s) for x in s}
     chosen = {name: x for name, x in names.items() if id(x) in learned or "/batch_stats/" in name}
-    return {name: x for name, x in chosen.items() if _original(name) == name}
+    return {name: x for name, x in chosen.items() if _original(name) == name and "/bonus/" not in name}
 
 
 def weights(agent: Agent, state: PyTree) -> dict[str, bytes]:

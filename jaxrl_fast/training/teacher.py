@@ -29,8 +29,6 @@ def load(name: str, env: Env) -> Any:
     """
     if not name:
         raise ValueError(f"{ORIGIN}: must be the directory of a run, got none; give one")
-    if env.spec.players:
-        raise ValueError(f"bonus: distill requires an environment without players, got {env.spec.id}; use none")
     path = files.path_of(name, ORIGIN)
     folder = path.parents[1] if (path / checkpoint.MANIFEST).is_file() else path
     source, settings = init_source.read_run(name, path, ORIGIN), resume.of_run(folder)

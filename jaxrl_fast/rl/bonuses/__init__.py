@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxrl_fast.rl import sgd
-from jaxrl_fast.rl.bonuses import bc, distill
+from jaxrl_fast.rl.bonuses import bc, distill, rnd
 from jaxrl_fast.rl.bonuses.record import Added
 from jaxrl_fast.rl.bonuses.record import Bonus as Bonus
 from jaxrl_fast.rl.policies import Policy
@@ -16,6 +16,7 @@ Objective = Callable[..., tuple[Array, Metrics]]  # (context, params, batch) to 
 MAKERS: dict[str, Callable[..., Bonus]] = {
     "bc": bc.make,
     "distill": distill.make,
+    "rnd": rnd.make,
 }  # by word: (config, spec, policy, num_updates, parallelism) to a Bonus
 
 
