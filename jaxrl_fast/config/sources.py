@@ -128,7 +128,8 @@ def _check_line(text: Any) -> None:
 def as_values(value: Any) -> list[Any]:
     """Return the values of an option: the elements of a list, the pairs of a mapping or a part, else the value."""
     if isinstance(value, Part):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        declared = [field.name for field in dataclasses.fields(value) if field.metadata.get("option", {}) is not None]
+        value = {name: getattr(value, name) for name in declared}
     value = value.tolist() if hasattr(value, "tolist") else value  # numpy's
     if isinstance(value, Mapping):
         return [(str(k), v) for k, v in value.items()]

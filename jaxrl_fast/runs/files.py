@@ -20,8 +20,8 @@ def resume_command(folder: Path, shown: Path | None = None) -> str:
     shown = shown or folder
     if (folder.parent / SWEEP_FILE).is_file():
         return f"{SWEEP} --resume {quote(str(shown.parent))}"
-    if (folder.parents[1] / SEARCH_FILE).is_file():
-        return f"{SEARCH} --resume {quote(str(shown.parents[1]))}"
+    if (folder.parent.parent / SEARCH_FILE).is_file():
+        return f"{SEARCH} --resume {quote(str(shown.parent.parent))}"
     return f"{PROGRAM} --resume {quote(str(shown))}"
 
 

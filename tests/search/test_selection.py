@@ -56,6 +56,7 @@ def test_moved_members_continue_with_same_bits(algo, tmp_path):
             np.testing.assert_array_equal(after.arrays[name], array[places], err_msg=name)
 
 
+@pytest.mark.slow
 def test_copies_share_parameters_but_no_random_numbers(tmp_path):
     members = [Member(i, {"learning_rate": 1e-3}) for i in range(2)]
     train(tmp_path / "a", group("ppo", members), 240)
@@ -75,6 +76,7 @@ def test_copies_share_parameters_but_no_random_numbers(tmp_path):
                 np.testing.assert_array_equal(rows[copy], rows[0])
 
 
+@pytest.mark.slow
 def test_single_member_loses_and_gains_the_axis_of_members(tmp_path):
     train(tmp_path / "a", group("ppo", [Member(0, {}), Member(1, {})]), 240)
     selection.start_from(tmp_path / "a", tmp_path / "b", group("ppo", [Member(1, {})]), [1])

@@ -41,7 +41,8 @@ def bonus_of(made, kind):
     return dict(kind=kind, weight=0.5, anneal=300, **place)
 
 
-@pytest.mark.parametrize("kind", ["bc", pytest.param("distill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bc", "distill"])
 def test_resumed_run_has_the_same_bits(kind, made, tmp_path, monkeypatch):
     """Two seeds learn in one program. The data may be at another place; they are in no checkpoint."""
     options = dict(bonus=bonus_of(made, kind), num_seeds=2, normalize_observations=kind == "bc")

@@ -86,6 +86,7 @@ def test_environment_without_an_end_is_evaluated_for_a_moment(tmp_path, capsys):
     assert len(told) == 1 and "cuts each after 1000 steps; --env-option max_episode_steps=N ends episodes" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_simulator_of_which_only_one_can_exist_is_trained(evaluates, tmp_path, capsys):
     chosen = {} if evaluates else {"eval_episodes": 0}

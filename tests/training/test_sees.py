@@ -64,6 +64,7 @@ def unbroken(request, tmp_path_factory):
     return options, jaxrl_fast.fit(**options, run_dir=str(tmp_path_factory.mktemp("unbroken") / request.param))
 
 
+@pytest.mark.slow
 def test_resumed_run_is_bit_identical(unbroken, tmp_path, monkeypatch):
     options, run = unbroken
     stop_after(monkeypatch, 128)
