@@ -20,17 +20,22 @@ from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.bonuses import annealed, bc
 from jaxrl_fast.types import Array, Key, PyTree
 
+FOLD = 101  # of the key of the dataset's steps: splits of the same key have smaller numbers
 Cost = Callable[[PyTree, bc.Demonstrations], Array]  # (the actor's parameters, steps [B, ...]) to costs [B]
 Added = Callable[[PyTree], tuple[Array, Array]]  # the actor's parameters to the loss to add [] and costs [B]
 
 
-def draw(context: Context, learner: Learner, key: Key, num_updates: Array, cost: Cost) -> Added | None:
-    """Draw this device's steps of the dataset. Return what they add to the policy's loss, or None without a bonus."""
+def draw(context: Context, learner: Learner, keys: Key, num_updates: Array, cost: Cost) -> Added | None:
+    """Draw this device's steps of the dataset. Return what they add to the policy's loss, or None without a bonus.
+
+    The random numbers come from the second of the gradient step's keys [2], by a number that no split of it has.
+    """
     config, parallelism = context.config, context.parallelism
     if not isinstance(config.bonus, BC):
         return None
     data, num_rows = config.bonus.data, config.batch_size // parallelism.num_shards
-    numbers = bc.draw(data, jax.random.fold_in(key, 1), (num_rows,))
+    key = jax.random.fold_in(jax.random.clone(keys)[1], FOLD)
+    numbers = bc.draw(data, key, (num_rows,))
     numbers = collectives.local_rows(numbers, parallelism.num_grad_workers)
     rows = bc.steps_at(data, numbers, learner.observations)
     weight = annealed.weight_at(config.bonus, exploration.env_steps(context.ratio.steps_per_update, num_updates))

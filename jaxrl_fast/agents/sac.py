@@ -116,7 +116,7 @@ def gradient_step(
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     alpha = temperature(context, learner.params)
     cost = partial(cloning_costs if is_continuous else discrete_sac.cloning_costs, context)
-    added = demonstrations.draw(context, learner, keys[1], num_updates, cost)
+    added = demonstrations.draw(context, learner, keys, num_updates, cost)
     move = partial(policy_step, context, batch.rows, noise_policy, found, added=added)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)

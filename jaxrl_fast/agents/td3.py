@@ -79,7 +79,7 @@ def gradient_step(
     next_action, target_of = td_target(context, learner, batch.rows, noise)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
-    added = demonstrations.draw(context, learner, keys[1], num_updates, partial(cloning_costs, context))
+    added = demonstrations.draw(context, learner, keys, num_updates, partial(cloning_costs, context))
     move = partial(policy_step, context, batch.rows.obs, found, added=added)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
     skip = lambda learner: (learner, {"policy_loss": 0.0} | ({} if added is None else {"bc_loss": 0.0}))

@@ -73,8 +73,10 @@ def test_drawn_steps_add_their_weighted_mean_cost(algo):
     context, key = context_of(agent), jax.random.key(3)
     learner = agent.init(jax.random.key(0)).learner
     cost = lambda actor, rows: rows.obs[:, 0] + actor
-    total, each = demonstrations.draw(context, learner, key, jnp.int32(16), cost)(jnp.float32(2))
-    numbers = np.asarray(bc.draw(data, jax.random.fold_in(key, 1), (context.config.batch_size,)))
+    total, each = demonstrations.draw(context, learner, jax.random.split(key), jnp.int32(16), cost)(jnp.float32(2))
+    numbers = np.asarray(
+        bc.draw(data, jax.random.fold_in(jax.random.split(key)[1], demonstrations.FOLD), (context.config.batch_size,))
+    )
     np.testing.assert_allclose(each, data.obs[numbers, 0] + 2, rtol=1e-6)
     np.testing.assert_allclose(total, 0.375 * (data.obs[numbers, 0] + 2).mean(), rtol=1e-5)
 
