@@ -492,7 +492,7 @@ def test_sweep_from_python(swept, monkeypatch):
     assert swept.plot().axes and swept.plot("curves").axes
     with pytest.raises(ValueError, match="available: throughput"):
         swept.plot("speed")
-    monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("a training started"))
+    monkeypatch.setattr(trainer, "execute", lambda *_, **__: pytest.fail("a training started"))
     again = jaxrl_fast.sweep(resume=str(swept.folder), log_level="quiet")
     assert again.results == swept.results and again.status == 0
     assert callable(jaxrl_fast.sweep)
@@ -500,7 +500,7 @@ def test_sweep_from_python(swept, monkeypatch):
 
 @pytest.mark.slow
 def test_finished_sweep_trains_nothing(swept, monkeypatch):
-    monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("a training started"))
+    monkeypatch.setattr(trainer, "execute", lambda *_, **__: pytest.fail("a training started"))
     line = f"{TINY} --num-envs 2,4 --learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
     assert __main__.main(line.split()) == 0
     assert __main__.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
