@@ -24,7 +24,7 @@ def load(name: str, env: Env) -> Any:
     It is a `jax.tree_util.Partial`, whose leaves are the parameters, from a PolicyInput [B, ...] to distributions.
 
     Raises:
-        ValueError: If there is no such run, its policy is not a distribution or has a memory, it has several members,
+        ValueError: If the run does not exist, its policy is not a distribution or has a memory, it has several members,
             or an array does not fit. The message names it.
     """
     if not name:
