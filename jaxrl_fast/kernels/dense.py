@@ -55,32 +55,38 @@ def _is_transposed(inputs: tuple[int, ...], num_outputs: int, num_rows: int) -> 
 def _dense_c(x: Array, kernel: Array, bias: Array, activation: str, transposed_input: bool) -> Array:
     """Compute the layer for x [R, I] in C."""
     result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
-    numbers, layouts = {"transposed_input": transposed_input}, [_layout(transposed_input), None, None]
+    numbers = {"needs_weights": False, "transposed_input": transposed_input}
+    layouts = [_layout(transposed_input), None, None]
     kernel = kernel.T if kernel.shape[1] < MIN_VECTOR_OUTPUTS else kernel
     return call("dense_forward", result, activation, numbers, input_layouts=layouts)(x, kernel, bias)
 
 
 def _forward(x, kernel, bias, activation, transposed_input):
-    """Return y and the residuals; the last residual is None if x needs no gradient."""
+    """Return y and the residuals; the last two are None if x, or kernel and bias, need no gradient."""
     y = _dense_c(x.value, kernel.value, bias.value, activation, transposed_input)
-    return y, (x.value, kernel.value, y, () if x.perturbed else None)
+    needs_x, needs_weights = (() if any(of) else None for of in ([x.perturbed], [kernel.perturbed, bias.perturbed]))
+    return y, (x.value, kernel.value, y, needs_x, needs_weights)
 
 
 def _backward(activation, transposed_input, residuals, g):
-    """Return the gradients of x, kernel and bias. Scratch memory is requested as two further results."""
-    x, kernel, y, needs_x = residuals
+    """Return the gradients of x, kernel and bias, or None. Scratch memory is requested as two further results."""
+    x, kernel, y, needs_x, needs_weights = residuals
     if isinstance(g, SymbolicZero):
         g = jnp.zeros(g.shape, g.dtype)
-    shapes = [kernel.shape, kernel.shape[1:], y.shape, y.shape if transposed_input else kernel.shape]
-    shapes += [x.shape] if needs_x is not None else []
+    layout, shapes = _layout(transposed_input), [y.shape, y.shape if transposed_input else kernel.shape]
+    layouts: list[tuple[int, int] | None] = [None, None]
+    if needs_weights is not None:
+        shapes, layouts = [*shapes, kernel.shape, kernel.shape[1:]], [*layouts, None, None]
+    if needs_x is not None:
+        shapes, layouts = [*shapes, x.shape], [*layouts, layout]
     results = [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes]
-    layout = _layout(transposed_input)
-    layouts = dict(
-        input_layouts=[layout, None, None, None], output_layouts=[None, None, None, None, layout][: len(shapes)]
+    numbers = {"needs_weights": needs_weights is not None, "transposed_input": transposed_input}
+    backward = call(
+        "dense_backward", results, activation, numbers, input_layouts=[layout, None, None, None], output_layouts=layouts
     )
-    backward = call("dense_backward", results, activation, {"transposed_input": transposed_input}, **layouts)
-    grad_kernel, grad_bias, _, _, *grad_x = backward(x, kernel, y, g)
-    return grad_x[0] if grad_x else None, grad_kernel, grad_bias
+    found = backward(x, kernel, y, g)[2:]
+    grad_x = found[-1] if needs_x is not None else None
+    return grad_x, *(found[:2] if needs_weights is not None else (None, None))
 
 
 _dense_c.defvjp(_forward, _backward, symbolic_zeros=True)

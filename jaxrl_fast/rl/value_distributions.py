@@ -14,7 +14,7 @@ from jax import Array
 
 from jaxrl_fast.options.declare import Part
 from jaxrl_fast.options.value import C51, ClippedMean, CustomValue, HLGauss, Quantile
-from jaxrl_fast.utils import importing
+from jaxrl_fast.utils import importing, target
 
 
 class ValueHead(NamedTuple):
@@ -169,14 +169,19 @@ def loss_of_states(
 
 
 def project(goal: Atoms, support: Array) -> Array:
-    """Return probabilities [B, M] on the support; each atom's weight is split between its two neighbors.
+    """Return probabilities [B, M] on evenly spaced atoms [M]; each atom's weight is split between its two neighbors.
 
-    The kernel is triangular.
+    A GPU, where additions to chosen places have no fixed order, sums over all pairs of atoms.
     """
-    step = support[1] - support[0]
-    atom = jnp.clip(goal.atom, support[0], support[-1])
-    share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[None, :, None]) / step, 0, 1)  # [B, M, K]
-    return (share * goal.weight[:, None, :]).sum(-1)
+    last = len(support) - 1
+    place = last * (jnp.clip(goal.atom, support[0], support[-1]) - support[0]) / (support[-1] - support[0])  # [B, K]
+    if target.platform() != "cpu":
+        share = jnp.clip(1 - jnp.abs(place[:, None, :] - jnp.arange(last + 1)[None, :, None]), 0, 1)  # [B, M, K]
+        return (share * goal.weight[:, None, :]).sum(-1)
+    below = jnp.minimum(place.astype(jnp.int32), last - 1)
+    share, row = place - below, jnp.arange(len(place))[:, None]
+    sums = jnp.zeros((len(place), last + 1)).at[row, below].add(goal.weight * (1 - share))
+    return sums.at[row, below + 1].add(goal.weight * share)
 
 
 def gaussian(form: ValueHead, value: Array) -> Array:

@@ -125,7 +125,7 @@ def as_markdown(result: Result, lines: Sequence[str], figure_names: Sequence[str
     parts = [f"# Search of {settings.algo_name.upper()} on {where}", "", *lines, "", _about_scores(result), ""]
     if best:
         searched = lambda d: text_of(d).removeprefix(f"{d.name} ")
-        values = lambda d: [_cell(settings.value(d.name)), _cell(best.values.get(d.name))]
+        values = lambda d: [cell(settings.value(d.name)), cell(best.values.get(d.name))]
         rows: list[list[Any]] = [[d.name, searched(d), *values(d)] for d in result.space]
         parts += ["## Best settings", "", *_table(["option", "searched", "base run", "best"], rows), ""]
     if tested := [trial for trial in ranked(result.trials) if trial.number in result.test]:
@@ -180,7 +180,7 @@ def _trials(result: Result) -> list[str]:
     heads = ["trial", "score", *(dimension.name for dimension in result.space), "status", "steps", "rung"]
     rows: list[list[Any]] = []
     for trial in shown:
-        values = [_cell(trial.values.get(dimension.name)) for dimension in result.space]
+        values = [cell(trial.values.get(dimension.name)) for dimension in result.space]
         score = "" if trial.score is None else mean_of(trial.scores)
         rows.append([trial.number, score, *values, trial.status, formatting.short_number(trial.steps), trial.rung])
     without_rungs = None if any(trial.rung for trial in result.trials) else -1
@@ -215,7 +215,7 @@ def _number(score: float) -> str:
     return f"{score:.1f}" if abs(score) >= 10 or score == 0 else f"{score:.4g}"
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     """Return an option's value for a table: real numbers with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else word(value)
 

@@ -189,5 +189,5 @@ def _round(
     for failure in dict.fromkeys(found.failures.values()):
         terminal.print(f"     failed: {failure}")
     for best in winners.scored(study.trials())[:1]:
-        chosen = ", ".join(f"{name} {spaces.word(value)}" for name, value in best.values.items())
+        chosen = ", ".join(f"{name} {report.cell(value)}" for name, value in best.values.items())
         terminal.print(f"     best so far {best.score:.1f}, trial {best.number}: {chosen}")

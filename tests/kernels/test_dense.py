@@ -55,7 +55,9 @@ def check(seed, sizes, activation, board):
     y, found = compute(x, kernel, bias, g, activation, board)
     close(y, expected)
     jax.tree.map(close, found, gradients)
-    jax.tree.map(close, compute(x, kernel, bias, g, activation, board, (1, 2))[1], gradients[1:])
+    for wrt in ((1, 2), (0,), (2,)):  # C computes only gradients that are needed
+        chosen = [gradients[i] for i in wrt]
+        jax.tree.map(close, list(compute(x, kernel, bias, g, activation, board, wrt)[1]), chosen)
 
 
 @pytest.mark.slow
@@ -114,6 +116,17 @@ def test_dense_equals_oracle_for_layer_sizes_of_networks(sizes, board):
     np.testing.assert_allclose(y, expected, atol=2e-6)
     for one, other in zip(found, gradients):
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
+
+
+@needs_native
+@pytest.mark.parametrize("wrt, number", [((0,), 3), ((1, 2), 4), ((0, 1, 2), 5)])
+def test_backward_in_c_computes_only_the_gradients_that_are_needed(wrt, number):
+    """A policy's loss differentiates through critics to actions: a gradient of their kernels would be lost work."""
+    x, kernel, bias, g = draw(0, (24, 9), (9, 16), (16,), (24, 16))
+    loss = lambda x, kernel, bias: (g * dense(x, kernel, bias, "tanh")).sum()
+    program = jax.make_jaxpr(jax.grad(loss, wrt))(x, kernel, bias)
+    backward = [eqn for eqn in program.eqns if eqn.params.get("target_name", "").endswith("dense_backward")]
+    assert [len(eqn.outvars) for eqn in backward] == [number], program  # two of them are scratch
 
 
 @needs_native

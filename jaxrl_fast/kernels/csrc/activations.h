@@ -31,12 +31,13 @@ static void activate(float *y, int64_t size, int activation) {
 }
 
 /* Return the gradient before the activation, for g [R, O] after it: `grad_pre`, or g itself if there is no activation.
-Write its sum over the rows to `sum` [O]. */
+Write its sum over the rows to `sum` [O], unless that is NULL. */
 static const float *activation_backward(
     const float *g, const float *y, float *grad_pre, float *sum, int64_t R, int64_t O, int activation
 ) {
-    memset(sum, 0, (size_t)O * sizeof(float));
+    if (sum) memset(sum, 0, (size_t)O * sizeof(float));
     if (activation == NONE) {
+        if (!sum) return g;
         int64_t r = 0;
         for (; r + 4 <= R; r += 4, g += 4 * O)
             for (int64_t o = 0; o < O; ++o) sum[o] += (g[o] + g[O + o]) + (g[2 * O + o] + g[3 * O + o]);
@@ -48,10 +49,11 @@ static const float *activation_backward(
         const float *restrict g_row = g + r * O, *restrict y_row = y + r * O;
         float *restrict out = grad_pre + r * O, *restrict total = sum;
         if (activation == TANH) {
-            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = g_row[o] * (1 - y_row[o] * y_row[o]);
+            for (int64_t o = 0; o < O; ++o) out[o] = g_row[o] * (1 - y_row[o] * y_row[o]);
         } else {
-            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = y_row[o] > 0 ? g_row[o] : 0;
+            for (int64_t o = 0; o < O; ++o) out[o] = y_row[o] > 0 ? g_row[o] : 0;
         }
+        for (int64_t o = 0; total && o < O; ++o) total[o] += out[o];
     }
     return grad_pre;
 }
