@@ -62,25 +62,65 @@ class Program(NamedTuple):
     capacity: int  # the most updates of one chunk
     compile_time_s: float
     memory: int  # bytes on each device while training, temporary arrays included
-    keeps_state: bool = False  # `chunk` leaves its argument valid, so that a failed chunk loses nothing before it
+    keeps_state: bool  # `chunk` leaves its argument valid, so that a failed chunk loses nothing before it
+    compiled: "Compiled"  # the same functions with the members' hyperparameters as arguments
+
+
+class Compiled(NamedTuple):
+    """The compiled functions of a program, which do not depend on the values of hyperparameters that members have."""
+
+    init: Callable[..., loop.TrainState]
+    chunk: Any
+    restart: Callable[..., loop.TrainState]
+    learners: Callable[[PyTree], PyTree]
+    state: loop.TrainState  # shapes and dtypes, padded
+    keeps_state: bool
 
 
 def build(
-    env: Env, agent: Agent, num_updates: int, placement: Placement = SINGLE_DEVICE, varied: Varied | None = None
+    env: Env,
+    agent: Agent,
+    num_updates: int,
+    placement: Placement = SINGLE_DEVICE,
+    varied: Varied | None = None,
+    compiled: Compiled | None = None,
 ) -> Program:
     """Compile `init` and `chunk` ahead of time; `restart` and `learner` are compiled on their first use.
 
     With several shards, `env` is one shard, and its `parallelism` has the placement's axis_name. `varied` has the
-    hyperparameters of each seed. Its data are arguments of `chunk` too, which are whole on every device.
+    hyperparameters of each seed. Its data are arguments of `chunk` too, which are whole on every device. `compiled` are
+    the functions of an earlier program that differs in these values only; its environments are on the device.
     """
     start = time.perf_counter()
     num_seeds, num_padded_seeds = placement.num_seeds, placement.num_padded_seeds
     capacity = capacity_of(num_updates, num_seeds)
     values, make, data = varied or Varied({}, lambda _: agent)
     fill = lambda x: x[np.minimum(np.arange(num_padded_seeds), num_seeds - 1)] if num_padded_seeds > num_seeds else x
-    spread, seeds = partitioned(env, make, capacity, placement), _seeds(num_padded_seeds)
+    spread = partitioned(env, make, capacity, placement)
     values = jax.tree.map(lambda x: arrays.put(fill(x), spread.seeds), values)
-    state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
+    data = jax.tree.map(lambda x: arrays.put(x, spread.limit), dict(data))
+    found = compiled or _compile(env, agent, spread, placement, values, data)
+    return Program(
+        init=lambda seeds: found.init(arrays.put(fill(seeds), spread.seeds), values),
+        chunk=lambda state, num_updates: found.chunk(state, values, (arrays.put(num_updates, spread.limit), data)),
+        learner=lambda state: found.learners(agent.policy_state(state.agent)),
+        shard_state=partial(jax.tree.map, lambda x: arrays.put(fill(x), spread.state)),
+        restart=lambda state: found.restart(state, values),
+        state_spec=_of_seeds(found.state, placement),
+        capacity=capacity,
+        compile_time_s=time.perf_counter() - start,
+        memory=most_bytes(found.chunk),
+        keeps_state=found.keeps_state,
+        compiled=found,
+    )
+
+
+def _compile(
+    env: Env, agent: Agent, spread: PartitionedFns, placement: Placement, values: Mapping[str, Array], data: PyTree
+) -> Compiled:
+    """Compile the functions of a program for hyperparameters and data of these shapes."""
+    seeds, limit = _seeds(placement.num_padded_seeds), jax.ShapeDtypeStruct((), jnp.int32)
+    state = jax.eval_shape(spread.init, seeds, values)
     init = jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
     compiled_init = interruptible(init.lower(seeds, values).compile)
     # An earlier state is useless if a part of it lies on the host, since that part has changed.
@@ -91,21 +131,11 @@ def build(
         out_shardings=(spread.state, spread.metrics),
         donate_argnums=() if keeps_state else 0,
     )
-    data = jax.tree.map(lambda x: arrays.put(x, spread.limit), dict(data))
     compiled_chunk = interruptible(advance.lower(state, values, (limit, data)).compile)
-    learners = partition.learners(placement)
-    learner = lambda state: learners(agent.policy_state(state.agent))
-    shard_state = partial(jax.tree.map, lambda x: arrays.put(fill(x), spread.state))
-    duration = time.perf_counter() - start
-    start_all = lambda seeds: compiled_init(arrays.put(fill(seeds), spread.seeds), values)
-    run = lambda state, num_updates: compiled_chunk(state, values, (arrays.put(num_updates, spread.limit), data))
-    compiled_restart = jax.jit(
+    restart = jax.jit(
         spread.restart, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
-    restart = lambda state: compiled_restart(state, values)
-    state_spec = _of_seeds(state, placement)
-    memory = most_bytes(compiled_chunk)
-    return Program(start_all, run, learner, shard_state, restart, state_spec, capacity, duration, memory, keeps_state)
+    return Compiled(compiled_init, compiled_chunk, restart, partition.learners(placement), state, keeps_state)
 
 
 def lower(

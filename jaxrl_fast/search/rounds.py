@@ -9,6 +9,7 @@ Which trials continue follows from the scores alone, so a search that is killed 
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from jaxrl_fast.search.spaces import Dimension
 from jaxrl_fast.sweep import directory, grid, prepare
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.sweep.worker import run_group
+from jaxrl_fast.training.kept import Kept
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.formatting import counted, short_number
@@ -132,6 +134,7 @@ def run(
     found = Result([nothing] * count, [0] * count, [0] * count, [*round.values], [None] * count, {}, [])
     programs, failures = programs_of(round, folder)
     found.failures.update(failures)
+    kept: dict[tuple[str, int], Kept] = {}  # by the name of a program and its number of members
     for stage, end in enumerate(ends):
         alive = sorted({place for program in programs for place, _ in program.owners})
         scores = {place: [math.nan] * len(round.seeds) for place in alive}
@@ -139,7 +142,8 @@ def run(
         for program in programs:
             part = f" · stage {stage + 1} of {len(ends)}" if len(ends) > 1 else ""
             note(f"{program.folder.name}{part} · {counted(len(program.owners), 'member')} to step {short_number(end)}")
-            evaluations, failure, over = trained(program, stage, end, terminal)
+            compiled = kept.setdefault((_base(program), len(program.owners)), Kept())
+            evaluations, failure, over = trained(program, stage, end, terminal, compiled)
             left += [] if over else [program]
             for (place, i), own in zip(program.owners, evaluations, strict=True):
                 scores[place][i] = score_of(own, options.score)
@@ -171,14 +175,16 @@ def run(
     return found
 
 
-def trained(program: Program, stage: int, end: int, terminal: Console) -> tuple[list[list[Evaluation]], str, bool]:
+def trained(
+    program: Program, stage: int, end: int, terminal: Console, kept: Kept
+) -> tuple[list[list[Evaluation]], str, bool]:
     """Train a program's members to step `end`. Return the evaluations of each, why it failed or "", and if it is over.
 
-    A program whose stage has ended is not trained again.
+    A program whose stage has ended is not trained again. `kept` has what earlier stages have compiled.
     """
     folder, path = program.folder, program.folder / SCORES.format(stage)
     if not path.is_file():
-        result = run_group(folder, program.group, terminal, lambda: None, until=end)
+        result = run_group(folder, program.group, terminal, lambda: None, end, kept)
         if result and result["signal"]:
             raise Stopped(128 + result["signal"])
         if result is None and not (folder / directory.FAILED).is_file() and not _is_over(folder):
@@ -253,8 +259,7 @@ def changed(program: Program, copies: Sequence[stages.Copy], stage: int) -> Prog
 
 def _moved(program: Program, places: Sequence[int], members: Sequence[Member], stage: int) -> Program:
     """Return a program with these members, whose folder is made from the old one's unless it exists."""
-    base = program.folder.name.partition("-s")[0]
-    folder = program.folder.with_name(f"{base}-s{stage}")
+    folder = program.folder.with_name(f"{_base(program)}-s{stage}")
     owners = tuple(program.owners[i] for i in places) if len(places) < len(program.owners) else program.owners
     group = grid.part(program.group, members)
     if not folder.is_dir():
@@ -262,3 +267,8 @@ def _moved(program: Program, places: Sequence[int], members: Sequence[Member], s
         text = json.dumps({"evaluations": [before[i] for i in places], "failure": "", "over": False}) + "\n"
         selection.start_from(program.folder, folder, group, places, {SCORES.format(stage - 1): text})
     return Program(folder, group, owners)
+
+
+def _base(program: Program) -> str:
+    """Return the name of a program's first folder: "r00-1" for "r00-1-s3"."""
+    return re.sub(r"-s\d+$", "", program.folder.name)

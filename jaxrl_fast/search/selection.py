@@ -4,10 +4,12 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import yaml
 
@@ -77,10 +79,13 @@ def selected(saved: checkpoint.Checkpoint, places: Sequence[int]) -> tuple[check
 
 def _with_other_keys(keys: np.ndarray, copies: Sequence[int], implementation: str) -> np.ndarray:
     """Return the data of PRNG keys [members, ...] where each further copy of a member has other keys."""
-    changed = keys.copy()
-    for i, copy in enumerate(copies):
-        if copy:
-            typed = jax.random.wrap_key_data(keys[i], impl=implementation)
-            folded = jax.vmap(lambda key, number=copy: jax.random.fold_in(key, number))(typed.reshape(-1))
-            changed[i] = np.asarray(jax.random.key_data(folded)).reshape(keys[i].shape)
-    return changed
+    numbers = np.asarray(copies, np.int32).reshape(-1, *(1,) * (keys.ndim - 1))
+    return np.where(numbers > 0, _folded(keys, np.broadcast_to(numbers[..., 0], keys.shape[:-1]), implementation), keys)
+
+
+@partial(jax.jit, static_argnums=2)
+def _folded(keys: np.ndarray, numbers: np.ndarray, implementation: str) -> jax.Array:
+    """Return the data of PRNG keys [..., W] into which numbers [...] are folded."""
+    typed = jax.random.wrap_key_data(jnp.asarray(keys).reshape(-1, keys.shape[-1]), impl=implementation)
+    folded = jax.vmap(jax.random.fold_in)(typed, numbers.reshape(-1))
+    return jax.random.key_data(folded).reshape(keys.shape)

@@ -13,6 +13,7 @@ from jaxrl_fast.runs import files
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, is_finished, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group, offer_devices
 from jaxrl_fast.training import plan, schedule
+from jaxrl_fast.training.kept import Kept
 from jaxrl_fast.utils import devices, formatting, locks, signals, warnings
 from jaxrl_fast.utils.errors import why
 
@@ -90,7 +91,12 @@ def write_results(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
 
 
 def run_group(
-    folder: Path, group: Group, terminal: Console, announce: Callable[[], Any], until: int = 0
+    folder: Path,
+    group: Group,
+    terminal: Console,
+    announce: Callable[[], Any],
+    until: int = 0,
+    kept: Kept | None = None,
 ) -> dict[str, Any] | None:
     """Run or resume one group; record a failure in its folder.
 
@@ -100,6 +106,7 @@ def run_group(
         terminal: Shows the progress.
         announce: Called without arguments once this process has the group.
         until: The environment steps of each member after which the group is stopped, to be resumed later; 0: none.
+        kept: What earlier parts of the group have compiled, with as many members.
 
     Returns:
         None if the group has finished or another process has it. Else a dictionary: `signal` that stopped it or None,
@@ -128,7 +135,7 @@ def run_group(
             settings = settings._replace(options=resumed)
         ready = plan.validate_plan(settings, group.members)._replace(folder=folder, lock=lock)
         last = schedule.to_updates(until, ready.steps_per_update) or None
-        outcome = trainer.execute(ready, ProgressConsole(terminal), until=last)
+        outcome = trainer.execute(ready, ProgressConsole(terminal), until=last, kept=kept)
         finished_envs += [ready.env, ready.eval_env]
         unsaved = bool(outcome.failed_outputs)
         return {"signal": outcome.signal or outcome.late_signal, "unsaved": unsaved, "message": _message(outcome)}

@@ -11,6 +11,7 @@ from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program, team
 from jaxrl_fast.runs import files, replay_dir
 from jaxrl_fast.training import console, gpu_report, init_from, summary
+from jaxrl_fast.training.kept import Kept
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import NoLogger, RunLogger
@@ -84,12 +85,15 @@ def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]
         terminal.print(f"deleted the files of the replay, {format_bytes(num_bytes)} (keep_replay false)")
 
 
-def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:
-    """Compile the training program, and print the duration and the memory needed."""
-    plan = progress.plan
+def compile_program(
+    progress: RunProgress, terminal: Console, cache: Path | None, kept: Kept | None = None
+) -> program.Program:
+    """Compile the training program, or take what is kept. Print the duration and the memory needed."""
+    plan, kept = progress.plan, kept or Kept()
     terminal.print("compiling ...")
     with compile_cache.watch(cache) as use:
-        built = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
+        built = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied, kept.program)
+    kept.add(progress, built)
     progress.times["compile"], progress.program_memory = built.compile_time_s, built.memory
     team.current().gather(None)  # no process waits in a collective for one that compiles
     cached = " (from the cache)" * use.from_cache + " (cached for next time)" * use.added

@@ -12,6 +12,7 @@ from jaxrl_fast.parallel import team
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, eval_limits, printers, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
+from jaxrl_fast.training.kept import Kept
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.schedule import Kind
 from jaxrl_fast.training.summary import write_config
@@ -42,9 +43,16 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = (), until: int | None = None
+    plan: Plan,
+    terminal: Console | None = None,
+    callbacks: Sequence[Any] = (),
+    until: int | None = None,
+    kept: Kept | None = None,
 ) -> Outcome:
-    """Compile, train, evaluate, save and log a run. `until`: the update at which it is stopped, to be resumed later."""
+    """Compile, train, evaluate, save and log a run.
+
+    `until` is the update at which it is stopped, to be resumed later; `kept` has what earlier parts have compiled.
+    """
     from jaxrl_fast.envs.host.env import original_errors
     from jaxrl_fast.training import startup
     from jaxrl_fast.training.progress import RunProgress
@@ -67,7 +75,7 @@ def execute(
             while_training.enter_context(original_errors())
             startup.open_envs(plan, terminal)
             while_training.enter_context(startup.opened_resources(progress, terminal))
-            program = startup.compile_program(progress, terminal, cache)
+            program = startup.compile_program(progress, terminal, cache, kept)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
             trainer.stop_at, progress.has_curve = until, until is None
             progress.mark_running()

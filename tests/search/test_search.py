@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxrl_fast
+from jaxrl_fast.parallel import program
 from jaxrl_fast.search import prepare, runner
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,16 @@ def test_signal_stops_search_with_command_to_resume(tmp_path):
     assert process.returncode == 130
     assert f"resume with  python -m jaxrl_fast.search --resume {tmp_path / 'one'}" in printed
     assert [*tmp_path.glob("one/programs/*/checkpoints/step-*")]
+
+
+def test_population_trains_in_one_compiled_program(tmp_path, monkeypatch):
+    """Later stages have other values and states, but the same functions."""
+    compiled, original = [], program._compile
+    monkeypatch.setattr(program, "_compile", lambda *args: compiled.append(args[0]) or original(*args))
+    options = {"over": OVER} | BASE | SEARCHES["pbt"] | {"seeds": 1, "test_seeds": 0}
+    found = jaxrl_fast.search("ppo_cartpole", search_dir=tmp_path / "one", **options)
+    stages = {path.name for path in found.folder.glob("programs/*-1*")} - {"r00-1"}
+    assert len(stages) == 3 and len(compiled) == 1
 
 
 @pytest.mark.parametrize("scheduler", ["halving", {"kind": "pbt", "intervals": 2}])
