@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxrl_fast.search import prepare, request, runner
+from jaxrl_fast.search import prepare, request, runner, work
 from jaxrl_fast.search.trials import Trial
 
 
@@ -49,7 +49,7 @@ class Search:
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Return all trials, in the order in which they were drawn."""
-        return runner.trials_of(prepare.read(self.folder))
+        return work.trials_of(prepare.read(self.folder))
 
     @property
     def best(self) -> str:
