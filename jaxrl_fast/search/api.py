@@ -23,10 +23,10 @@ def search(
         agent: Options of the algorithm.
         **options: Options of `fit`, and those of the search: `over={"learning_rate": (1e-5, 1e-2), "gamma": (0.9,
             0.999)}`, `trials`, `seeds`, `test_seeds`, `winners`, `sampler`, `batch`, `scheduler`, `score`, `judge`,
-            `search_dir`, `storage`, `study`, `resume`.
+            `search_dir`, `storage`, `study`, `launcher`, `workers`, `slurm_options`, `ray_options`, `resume`.
 
     Returns:
-        The finished search.
+        The finished search. With `launcher="slurm"`, its jobs have been submitted and write the results.
 
     Raises:
         ValueError: If an option is not valid; nothing has been trained then.

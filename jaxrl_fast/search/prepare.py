@@ -283,7 +283,7 @@ def _write(ready: SearchPlan) -> None:
 
 
 def _launch(own: SearchOptions) -> dict[str, Any]:
-    """Return the options of the launcher, which each command chooses anew."""
+    """Return the options of the launcher, which are not kept: each command chooses them."""
     return {name: getattr(own, name) for name in LAUNCH}
 
 

@@ -108,8 +108,19 @@ def test_last_job_to_end_tests_winners_and_killed_job_resumes_its_trials(tmp_pat
     assert f"learning_rate: {max(rates, key=peak):.4g}"[:-1] in preset and (folder / "report.md").is_file()
 
 
-def test_tasks_that_are_left_run_here_without_launcher_and_can_be_extended(tmp_path, no_slurm, pretence):
-    search = prepared("--trials 6 --sampler random --launcher slurm --workers 3", tmp_path / "one")
+def test_single_job_draws_what_a_search_without_launcher_draws(tmp_path, no_slurm, pretence):
+    for name, words in (("job", "--launcher slurm"), ("here", "")):
+        prepared(f"--trials 12 --batch 4 {words}", tmp_path / name).lock.release()
+    assert tasks.train_as_job(str(tmp_path / "job"), "0") == ("the search is done", None)
+    assert __main__.main(["--resume", str(tmp_path / "here"), "--log-level", "quiet"]) == 0
+    assert rows(tmp_path / "job") == rows(tmp_path / "here") and len(rows(tmp_path / "job")) == 12
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["journal", "database"])
+def test_tasks_that_are_left_run_here_without_launcher_and_can_be_extended(shared, tmp_path, no_slurm, pretence):
+    where = f"--storage sqlite:///{tmp_path}/study.db --study one" if shared else ""
+    line = f"--trials 6 --sampler random --launcher slurm --workers 3 {where}"
+    search = prepared(line, tmp_path / "one")
     search.lock.release()
     assert __main__.main(["--resume", str(tmp_path / "one"), "--log-level", "quiet"]) == 0
     assert len(rows(tmp_path / "one")) == 6 and len(pretence.trained) == 6 + 2
