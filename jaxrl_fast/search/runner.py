@@ -9,7 +9,7 @@ from jaxrl_fast.options.search import PBT, Halving
 from jaxrl_fast.search import prepare, rounds, spaces, stages, tasks, winners
 from jaxrl_fast.search.prepare import SearchPlan
 from jaxrl_fast.training import plan
-from jaxrl_fast.utils import devices, formatting
+from jaxrl_fast.utils import devices, formatting, warnings
 
 
 def execute(search: SearchPlan) -> int:
@@ -24,6 +24,8 @@ def execute(search: SearchPlan) -> int:
         try:
             found = tasks.RUN[search.own.launcher](search, terminal)
         except rounds.Stopped as stopped:
+            for line in stopped.args[1:]:
+                warnings.warn(line)
             terminal.print(f"  stopped; resume with  {command(search)}")
             return int(stopped.args[0])
         return 0 if found is None or winners.scored(found.trials) else 1

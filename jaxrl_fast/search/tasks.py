@@ -15,7 +15,7 @@ from jaxrl_fast.search.report import REPORT
 from jaxrl_fast.search.rounds import Stopped
 from jaxrl_fast.search.trials import Result
 from jaxrl_fast.sweep import grid, ray_tasks, slurm
-from jaxrl_fast.utils import locks, warnings
+from jaxrl_fast.utils import locks
 from jaxrl_fast.utils.formatting import counted
 
 TEST = "test"  # the name of the Ray task that tests the winners
@@ -83,7 +83,7 @@ def train_as_job(folder: str, name: str) -> tuple[str, int | None]:
             return f"its trials are done; left are the tasks {', '.join(running)}", None
         _locked(work.finish, search, QuietConsole())
     except Stopped as stopped:
-        return "stopped", stopped.args[0] - 128 if stopped.args[0] > 128 else None
+        return "; ".join(("stopped", *stopped.args[1:])), stopped.args[0] - 128 if stopped.args[0] > 128 else None
     return "the search is done", None
 
 
@@ -112,8 +112,7 @@ def _locked(act: Callable[[SearchPlan, Console], Any], search: SearchPlan, termi
     try:
         lock = locks.Lock(search.folder)
     except BlockingIOError:
-        warnings.warn(f"another process trains {search.folder}; wait for its end")
-        raise Busy(1) from None
+        raise Busy(1, f"another process trains {search.folder}; wait for its end") from None
     try:
         return act(search, terminal)
     finally:

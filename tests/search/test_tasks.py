@@ -12,6 +12,7 @@ import jaxrl_fast
 from jaxrl_fast.search import __main__, prepare, request, rounds, study, tasks, work
 from jaxrl_fast.sweep import slurm
 from jaxrl_fast.sweep.directory import FAILED
+from jaxrl_fast.utils import locks
 from tests.helpers.ray_clusters import local_ray
 
 TINY = "--config ppo_cartpole --over learning-rate=1e-4..1e-2 --num-envs 4 --total-steps 320 --rollout-length 20 "
@@ -129,12 +130,16 @@ def test_tasks_that_are_left_run_here_without_launcher_and_can_be_extended(share
 
 
 def test_second_process_leaves_a_task_that_another_one_runs(tmp_path, no_slurm, pretence, capsys):
-    search = prepared("--trials 2 --launcher slurm --workers 2", tmp_path / "one")
-    search.lock.release()
-    seen = []
-    pretence.fails = lambda folder: not seen and seen.append(tasks.train_as_ray_task(str(tmp_path / "one"), "0"))
-    tasks.train_as_job(str(tmp_path / "one"), "0")
-    assert seen == [None] and "another process trains" in capsys.readouterr().err
+    folder = tmp_path / "one"
+    prepared("--trials 2 --launcher slurm --workers 2", folder).lock.release()
+    (folder / "workers" / "0").mkdir(parents=True)
+    lock = locks.Lock(folder / "workers" / "0")
+    assert tasks.train_as_ray_task(str(folder), "0") is None
+    says = f"another process trains {folder}/workers/0; wait for its end"
+    assert tasks.train_as_job(str(folder), "0") == (f"stopped; {says}", None)
+    assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 1
+    assert capsys.readouterr().err == f"warning: {says}\n" and not pretence.trained
+    lock.release()
 
 
 def test_shared_journal_is_mended_only_while_no_other_process_writes(tmp_path):
