@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import jaxrl_fast
-from jaxrl_fast.search import prepare, runner, winners
+from jaxrl_fast.search import prepare, winners, work
 from jaxrl_fast.search.trials import ranked
 from jaxrl_fast.utils import devices, files
 
@@ -68,7 +68,7 @@ def search(task: dict, way: dict, seed: int) -> dict:
         options |= {"seed": 1000 * (seed + 1), "eval_episodes": 32, "eval_envs": 32, "search_dir": f"{folder}/search"}
         found = jaxrl_fast.search(**options | task | way)
         plan = prepare.read(found.folder)
-        trials = runner.trials_of(plan)
+        trials = work.trials_of(plan)
         tests = json.loads((found.folder / winners.TESTS).read_text())
     best = ranked(trials)[0]
     return {

@@ -242,17 +242,13 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class SweepOptions:
-    """Execution of the runs of a sweep."""
+class Launch:
+    """Where the programs of a sweep, or the tasks of a search, are started."""
 
-    scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = option(
-        "none", "Scale with num_envs: the learning rate (linearly or by the square root) or the number of minibatches."
-    )
-    workers: int = option(1, "Number of processes on this machine that train the programs of the sweep.", bounds=SIZE)
     launcher: Literal["local", "slurm", "ray"] = option(
         "local",
-        "local: train on this machine. slurm: submit a job array and exit. ray: train each program as a Ray task, on "
-        "the nodes of a cluster or on this machine, and wait for them.",
+        "local: train on this machine. slurm: submit a job array and exit. ray: start Ray tasks, on the nodes of a "
+        "cluster or on this machine, and wait for them.",
     )
     slurm_options: dict[str, Any] = option(
         {}, "submitit parameters of each job, such as timeout_min=600 gpus_per_node=1 slurm_partition=gpu."
@@ -260,6 +256,16 @@ class SweepOptions:
     ray_options: dict[str, Any] = option(
         {}, "Resources of each Ray task, such as num_cpus=4 num_gpus=1. Default: a CPU, and a GPU if there are any."
     )
+
+
+@dataclass(frozen=True)
+class SweepOptions(Launch):
+    """Execution of the runs of a sweep."""
+
+    scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = option(
+        "none", "Scale with num_envs: the learning rate (linearly or by the square root) or the number of minibatches."
+    )
+    workers: int = option(1, "Number of processes on this machine that train the programs of the sweep.", bounds=SIZE)
     sweep_dir: str = option(
         "", "Sweep directory; a bare word NAME is sweeps/NAME. Default: algorithm, environment and time in sweeps."
     )

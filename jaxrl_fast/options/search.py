@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl_fast.options.declare import COUNT, FRACTION, NON_NEGATIVE, SIZE, Bounds, Part, choice, option
+from jaxrl_fast.options.run import Launch
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PBT(Part):
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchOptions(Launch):
     """The search: what is varied, how trials are chosen and judged."""
 
     over: tuple[str, ...] = option(
@@ -69,7 +70,7 @@ class SearchOptions:
     batch: int | Literal["auto"] = option(
         "auto",
         "Trials that are drawn and trained together. auto: all for random, grid and pbt, else a quarter, or more if "
-        "halving needs more to leave one.",
+        "halving needs more to leave one; divided among several workers.",
         bounds=SIZE,
     )
     scheduler: Part = choice(
@@ -86,6 +87,9 @@ class SearchOptions:
     )
     judge: Literal["mean", "probability"] = option(
         "mean", "Order of trials: by the mean over seeds, or by the probability that a seed is better than others'."
+    )
+    workers: int = option(
+        1, "Number of tasks of the launcher that draw and train trials of the search at the same time.", bounds=SIZE
     )
     search_dir: str = option(
         "", "Search directory; a bare word NAME is searches/NAME. Default: algorithm, environment and time in searches."

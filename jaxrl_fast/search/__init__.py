@@ -1,7 +1,8 @@
 """Find hyperparameters: `python -m jaxrl_fast.search ...` or `jaxrl_fast.search("ppo_cartpole", over=...)`.
 
 `request` reads the options, `spaces` the ranges, and `study` draws the values of trials. `rounds` trains the trials of
-a round as members of few programs, `stages` says how long and which, and `report` writes the results.
+a round as members of few programs, `stages` says how long and which, and `report` writes the results. `work` puts them
+together, and `tasks` starts it here, as Slurm jobs or as Ray tasks.
 """
 
 import sys

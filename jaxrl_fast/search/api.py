@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxrl_fast.search import prepare, request, runner
+from jaxrl_fast.search import prepare, request, runner, work
 from jaxrl_fast.search.trials import Trial
 
 
@@ -23,10 +23,10 @@ def search(
         agent: Options of the algorithm.
         **options: Options of `fit`, and those of the search: `over={"learning_rate": (1e-5, 1e-2), "gamma": (0.9,
             0.999)}`, `trials`, `seeds`, `test_seeds`, `winners`, `sampler`, `batch`, `scheduler`, `score`, `judge`,
-            `search_dir`, `storage`, `study`, `resume`.
+            `search_dir`, `storage`, `study`, `launcher`, `workers`, `slurm_options`, `ray_options`, `resume`.
 
     Returns:
-        The finished search.
+        The finished search. With `launcher="slurm"`, its jobs have been submitted and write the results.
 
     Raises:
         ValueError: If an option is not valid; nothing has been trained then.
@@ -49,7 +49,7 @@ class Search:
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Return all trials, in the order in which they were drawn."""
-        return runner.trials_of(prepare.read(self.folder))
+        return work.trials_of(prepare.read(self.folder))
 
     @property
     def best(self) -> str:

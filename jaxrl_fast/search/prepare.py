@@ -3,6 +3,7 @@
 searches/NAME/search.yaml     the settings of a trial with default values, the space, and the options of the search
               study.journal   the trials, as Optuna stores them
               programs/       a run's folder for each program (`rounds`)
+              workers/0/      the programs of a task of a launcher, if there are several (`tasks`)
               report.md       and trials.csv, best.yaml, figures
 """
 
@@ -28,10 +29,11 @@ from jaxrl_fast.options.run import Output
 from jaxrl_fast.options.search import PBT, Halving, SearchOptions
 from jaxrl_fast.runs import directory
 from jaxrl_fast.search import spaces, stages, study
-from jaxrl_fast.search.request import EXTENDS, SearchRequest
+from jaxrl_fast.search.request import EXTENDS, LAUNCH, SearchRequest
 from jaxrl_fast.search.rounds import Program, Round, programs_of
 from jaxrl_fast.search.spaces import Dimension
-from jaxrl_fast.sweep import grid
+from jaxrl_fast.sweep import grid, ray_tasks, slurm
+from jaxrl_fast.sweep import prepare as sweep
 from jaxrl_fast.sweep.values import MAX_VALUES, setting_of
 from jaxrl_fast.training import checks, schedule
 from jaxrl_fast.utils import files, locks
@@ -39,6 +41,7 @@ from jaxrl_fast.utils.files import current_folder, path_of
 from jaxrl_fast.utils.importing import name_of
 
 OPTION = "search_dir"
+WORKERS = "workers"  # the folder of tasks
 
 
 class SearchPlan(NamedTuple):
@@ -53,6 +56,7 @@ class SearchPlan(NamedTuple):
     place: Path | None = None  # the folder as it was given
     log_level: str = "info"
     id: str = ""  # of the search in a study
+    home: Path | None = None  # of a task: the folder of its search
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -60,15 +64,24 @@ class SearchPlan(NamedTuple):
         return tuple(dimension.name for dimension in self.space)
 
     @property
+    def tasks(self) -> dict[str, "SearchPlan"]:
+        """Return the searches that together are this one, by name. A single one is the search itself."""
+        if self.own.workers == 1:
+            return {"0": self}
+        task = lambda path, name: self._replace(
+            folder=self.folder / path, place=self.place and self.place / path, id=f"{self.id}-{name}", home=self.folder
+        )
+        return {str(i): task(Path(WORKERS, str(i)), str(i)) for i in range(self.own.workers)}
+
+    @property
     def batch(self) -> int:
-        """Return the number of trials in a round."""
+        """Return the number of trials in a round of a task."""
         if self.own.batch != "auto":
             return int(self.own.batch)
         scheduler, trials = self.own.scheduler, self.own.trials
-        if self.own.sampler in ("random", "grid") or isinstance(scheduler, PBT):
-            return trials
+        parts = 1 if self.own.sampler in ("random", "grid") or isinstance(scheduler, PBT) else 4
         least = scheduler.factor ** (scheduler.rungs - 1) if isinstance(scheduler, Halving) else 1
-        return min(max(-(-trials // 4), least), trials)
+        return min(max(-(-trials // (parts * self.own.workers)), least), trials)
 
     def settings_of(self, values: Mapping[str, Any]) -> Settings:
         """Return the settings of a trial. Raise ValueError if they are not valid."""
@@ -100,6 +113,20 @@ def prepare(request: SearchRequest) -> SearchPlan:
         ValueError: If an option is not valid; nothing has been written then.
     """
     study.load_optuna()
+    sweep.check_launcher(request.own)
+    if (number := slurm.num_tasks(request.own.slurm_options)) > 1:
+        problem = "a job of a search has one task"
+        raise ValueError(f"slurm_options: {problem}, got {number}; use workers for several jobs")
+    if request.own.launcher != "local" and request.settings:
+        sweep.check_no_env_objects([request.settings])
+    ready = _ready(request)
+    if request.own.launcher == "ray" and not ready.settings.options.dry_run:
+        ray_tasks.check_nodes(ready.folder / SEARCH_FILE, OPTION)
+    return ready
+
+
+def _ready(request: SearchRequest) -> SearchPlan:
+    """Return the search, new or as its folder holds it. Raise ValueError for one that cannot be run."""
     start = current_folder()
     if request.resume:
         return _resumed(request, path_of(request.resume, "resume"))
@@ -184,8 +211,8 @@ def _continued(draft: SearchPlan, folder: Path) -> SearchPlan:
     if different := [name for name in new if str(new[name]) != str(old.get(name))]:
         names = ", ".join(different[:3])
         raise ValueError(f"{OPTION}: {folder} holds a different search ({names} differ); choose another")
-    lock = directory.claim(folder)
-    return saved._replace(lock=lock, settings=draft.settings, log_level=draft.log_level)
+    own, lock = dataclasses.replace(saved.own, **_launch(draft.own)), directory.claim(folder)
+    return saved._replace(own=own, lock=lock, settings=draft.settings, log_level=draft.log_level)
 
 
 def _resumed(request: SearchRequest, folder: Path) -> SearchPlan:
@@ -202,7 +229,7 @@ def _resumed(request: SearchRequest, folder: Path) -> SearchPlan:
             raise ValueError(f"trials: {what} cannot be extended, got {changes['trials']}; start another search")
         saved = saved._replace(targets=(*saved.targets, changes.pop("trials")))
     changes.pop("trials", None)
-    own, lock = dataclasses.replace(saved.own, **changes), directory.claim(folder)
+    own, lock = dataclasses.replace(saved.own, **changes, **_launch(request.own)), directory.claim(folder)
     longer = saved._replace(own=own, lock=lock, log_level=request.log_level)
     _write(longer)
     return longer
@@ -237,7 +264,7 @@ def read(folder: Path) -> SearchPlan:
 
 def _mapping(ready: SearchPlan) -> dict[str, Any]:
     """Return the contents of search.yaml."""
-    own = {name: value for name, value in to_plain(ready.own).items() if name != OPTION}
+    own = {name: value for name, value in to_plain(ready.own).items() if name not in (OPTION, *LAUNCH)}
     return {
         "format": FORMAT,
         "id": ready.id,
@@ -253,6 +280,11 @@ def _write(ready: SearchPlan) -> None:
     import yaml
 
     files.replace(ready.folder / SEARCH_FILE, yaml.safe_dump(_mapping(ready), sort_keys=False))
+
+
+def _launch(own: SearchOptions) -> dict[str, Any]:
+    """Return the options of the launcher, which are not kept: each command chooses them."""
+    return {name: getattr(own, name) for name in LAUNCH}
 
 
 def shared_options(ready: SearchPlan) -> dict[str, Any]:

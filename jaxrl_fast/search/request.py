@@ -13,12 +13,13 @@ from jaxrl_fast.config.paths import SEARCHES, in_folder
 from jaxrl_fast.config.settings import Settings, directory_of, request, resolve
 from jaxrl_fast.config.sources import SEARCH, Setting, from_mapping
 from jaxrl_fast.options.declare import fields_of
-from jaxrl_fast.options.run import OF_RUN, Options
-from jaxrl_fast.options.search import SearchOptions
-from jaxrl_fast.sweep.grid import DEFAULTS
+from jaxrl_fast.options.run import OF_RUN, Launch, Options
+from jaxrl_fast.options.search import PBT, SearchOptions
+from jaxrl_fast.sweep.grid import DEFAULTS, check_launch
 
 OWN = fields_of(SearchOptions)
 NUM_EVALUATIONS = 10  # of a run, where the score needs several
+LAUNCH = fields_of(Launch)
 EXTENDS = ("trials", "test_seeds", "winners")  # what a resumed search may change
 NOT_OF_A_SEARCH = {"num_seeds": "seeds", "run_dir": "search_dir", "name": "search_dir"}
 
@@ -75,11 +76,12 @@ def read(algo: str, written: Sequence[Setting]) -> SearchRequest:
     own = with_values(own, {"search_dir": in_folder(SEARCHES, own.search_dir), "over": tuple(texts)})
     others = [s for s in written if not is_own(s)]
     given = tuple(s.name for s in found) + ("over",) * bool(over)
+    check_launch(own)
     for setting in others:
         if setting.name == "resume":
             folder, level = directory_of(setting, "a search directory"), [s for s in others if s.name == "log_level"]
             others = [s for s in others if s.name not in ("resume", "log_level")]
-            wrong = [*[name for name in given if name not in EXTENDS], *[s.origin for s in others], algo]
+            wrong = [*[name for name in given if name not in (*EXTENDS, *LAUNCH)], *[s.origin for s in others], algo]
             if any(wrong):
                 raise ValueError(f"{wrong[0]}: cannot be combined with resume, which continues the search as it is")
             log_level = convert(OF_RUN["log_level"], level[-1]) if level else Options.log_level
@@ -87,11 +89,27 @@ def read(algo: str, written: Sequence[Setting]) -> SearchRequest:
     for setting in others:
         if remedy := NOT_OF_A_SEARCH.get(setting.name):
             raise ValueError(f"{setting.origin}: cannot be combined with a search; use {remedy}")
+    _check_workers(own)
     if not over:
         raise ValueError("over: needs hyperparameters and their ranges, such as learning-rate=1e-5..1e-2, or default")
     asked = request(algo, others)
     settings = resolve(asked._replace(from_preset=[*from_mapping(DEFAULTS), *asked.from_preset]))
     return SearchRequest(_evaluated(settings, own), own, over, given=given)
+
+
+def _check_workers(own: SearchOptions) -> None:
+    """Raise ValueError if several tasks cannot be started, or cannot share the search."""
+    if own.workers == 1:
+        return
+    if own.launcher == "local":
+        remedy = "add one, or start searches by hand with the same storage and study"
+        raise ValueError(f"workers: several need launcher slurm or ray, got {own.workers}; {remedy}")
+    if isinstance(own.scheduler, PBT):
+        problem = "a population of pbt is trained in one task, since its trials copy each other"
+        raise ValueError(f"workers: {problem}, got {own.workers}; use 1")
+    if own.sampler == "grid":
+        problem = "tasks that draw at the same time would miss points of a grid"
+        raise ValueError(f"workers: {problem}, got {own.workers}; use 1, or another sampler")
 
 
 def _evaluated(settings: Settings, own: SearchOptions) -> Settings:

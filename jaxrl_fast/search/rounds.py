@@ -58,7 +58,7 @@ class Result(NamedTuple):
 
 
 class Stopped(Exception):
-    """A signal has stopped the search, or results could not be written; its first argument is the exit status."""
+    """A signal has stopped the search, or results could not be written; its arguments are the exit status, and why."""
 
 
 class Round(NamedTuple):

@@ -55,6 +55,7 @@ class Study:
         seed: Of the sampler.
         options: What all searches of the study have in common.
         trials: The number of trials, which decides the points of a grid.
+        alone: Whether no other search draws trials of the study.
         writes: Whether this process holds the search, and may mend its journal.
 
     Raises:
@@ -72,15 +73,16 @@ class Study:
         seed: int,
         options: Mapping[str, Any],
         trials: int,
+        alone: bool,
         writes: bool = True,
     ):
         optuna = self.optuna = load_optuna()
         self.search, self.space, self.seed = search, space, seed
-        self.salt = [zlib.crc32(search.encode())] if storage else []  # searches that share a study differ
+        self.salt = [] if alone else [zlib.crc32(search.encode())]  # searches that share a study differ
         self.distributions = spaces.distributions(space)
         self.make_sampler = _sampler(optuna, sampler, space, trials)
         if not storage and writes:
-            _mend(folder / JOURNAL)
+            _mend(optuna, folder / JOURNAL, alone)
         self.storage = _storage(optuna, storage or folder / JOURNAL)
         try:
             made = optuna.create_study(
@@ -104,6 +106,10 @@ class Study:
         """Return the trials of a round of this search, as Optuna's FrozenTrials."""
         of_round = {"search": self.search, "round": round}
         return [t for t in self.study.get_trials(deepcopy=False) if of_round.items() <= t.user_attrs.items()]
+
+    def unfinished(self) -> set[str]:
+        """Return the ids of the searches that have unfinished trials."""
+        return {t.user_attrs["search"] for t in self.study.get_trials(deepcopy=False) if not t.state.is_finished()}
 
     @contextlib.contextmanager
     def alive(self, round: int) -> Iterator[None]:
@@ -230,13 +236,23 @@ def _storage(optuna: Any, url: str | Path) -> Any:
     raise AssertionError("the last attempt has returned or raised")
 
 
-def _mend(path: Path) -> None:
-    """Cut the last line of a journal if a process was killed while it wrote it, and remove that process's lock."""
-    for lock in path.parent.glob(f"{path.name}.lock*"):
+def _mend(optuna: Any, path: Path, alone: bool) -> None:
+    """Cut the last line of a journal if a process was killed while it wrote it.
+
+    Its lock is removed if this search is alone. Else Optuna does that, 30 seconds after the last write.
+    """
+    for lock in path.parent.glob(f"{path.name}.lock*") if alone else ():
         lock.unlink()
-    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+    if not path.is_file():
+        return
+    journal = optuna.storages.journal.JournalFileSymlinkLock(str(path))
+    journal.acquire()
+    try:
+        if not (content := path.read_bytes()).endswith(b"\n"):
+            with path.open("r+b") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+    finally:
+        journal.release()
 
 
 def _sampler(optuna: Any, kind: str, space: Sequence[Dimension], trials: int) -> Any:

@@ -29,7 +29,7 @@ from jaxrl_fast.config.settings import (
 )
 from jaxrl_fast.config.sources import SWEEP, Setting, from_mapping
 from jaxrl_fast.options.declare import Option, complete, options_of
-from jaxrl_fast.options.run import OF_RUN, Options, SweepOptions
+from jaxrl_fast.options.run import OF_RUN, Launch, Options, SweepOptions
 from jaxrl_fast.sweep import scaling
 from jaxrl_fast.sweep.values import MAX_VALUES, refuse_repeated, split_values, split_words
 from jaxrl_fast.utils.importing import describe
@@ -269,13 +269,19 @@ def _own(written: list[Setting]) -> tuple[SweepOptions, str]:
         raise ValueError(f"{origin}: cannot be combined with resume, which continues the sweep as it is")
     if own.retry and not (resume or own.sweep_dir):
         raise ValueError("retry: needs the sweep to retry; add resume or sweep_dir")
-    for launcher, each, what in (("slurm", own.slurm_options, "job"), ("ray", own.ray_options, "task")):
-        if each and own.launcher != launcher:
-            raise ValueError(f"{launcher}_options: needs launcher {launcher}")
-        if own.launcher == launcher and own.workers > 1:
-            problem = f"must be 1 with launcher {launcher}, which has a {what} per group"
-            raise ValueError(f"workers: {problem}, got {own.workers}")
+    check_launch(own)
+    if own.launcher != "local" and own.workers > 1:
+        what = {"slurm": "job", "ray": "task"}[own.launcher]
+        problem = f"must be 1 with launcher {own.launcher}, which has a {what} per group"
+        raise ValueError(f"workers: {problem}, got {own.workers}")
     return own, resume
+
+
+def check_launch(own: Launch) -> None:
+    """Raise ValueError for options of another launcher than the chosen one."""
+    for launcher, given in (("slurm", own.slurm_options), ("ray", own.ray_options)):
+        if given and own.launcher != launcher:
+            raise ValueError(f"{launcher}_options: needs launcher {launcher}")
 
 
 def _with_defaults(asked: Request) -> Request:

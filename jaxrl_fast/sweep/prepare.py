@@ -7,7 +7,7 @@ sweeps/NAME/sweep.yaml     the groups, their members, and their common settings
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from jaxrl_fast.config.parts import by_path
 from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE, SWEEP_TABLE, SWEEPS
 from jaxrl_fast.config.population import Member
-from jaxrl_fast.config.settings import to_mapping
-from jaxrl_fast.options.run import SweepOptions
+from jaxrl_fast.config.settings import Settings, to_mapping
+from jaxrl_fast.options.run import Launch, SweepOptions
 from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import extend, grid, ray_tasks, slurm
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
@@ -39,10 +39,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
         ValueError: If any option or combination is not valid; the message is one line.
     """
     sweep_options, start = request.own, current_folder()
-    if sweep_options.launcher == "slurm":
-        slurm.check(sweep_options.slurm_options)
-    if sweep_options.launcher == "ray":
-        ray_tasks.check(sweep_options.ray_options)
+    check_launcher(sweep_options)
     if request.resume:
         sweep = read_plan(path_of(request.resume, "resume"))
         _check_env_names(sweep)
@@ -52,7 +49,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
         _check_members(sweep, sweep_options)
     else:
         if sweep_options.workers > 1 or sweep_options.launcher != "local":
-            _check_no_env_objects(request)
+            check_no_env_objects(group.settings for group in request.groups)
         folder = path_of(sweep_options.sweep_dir, OPTION) if sweep_options.sweep_dir else None
         grid.offer_devices(group.settings for group in request.groups)
         if folder is not None and directory.is_taken(folder):
@@ -62,11 +59,19 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
             parts = _fitting(request.groups, request.columns, has_several_tasks(sweep_options))
             sweep = _create(request, dict(_with_names(request.columns, parts)), folder, start)
     if sweep_options.launcher == "ray":
-        ray_tasks.check_nodes(sweep.folder)
+        ray_tasks.check_nodes(sweep.folder / SWEEP_FILE, OPTION)
     if sweep_options.retry:
         for name in sweep.groups:
             (sweep.folder / name / FAILED).unlink(missing_ok=True)
     return sweep._replace(sweep_options=sweep_options, log_level=request.log_level)
+
+
+def check_launcher(own: Launch) -> None:
+    """Raise ValueError if the launcher is missing, or rejects its options."""
+    if own.launcher == "slurm":
+        slurm.check(own.slurm_options)
+    if own.launcher == "ray":
+        ray_tasks.check(own.ray_options)
 
 
 def has_several_tasks(own: SweepOptions) -> bool:
@@ -273,10 +278,10 @@ def _check_env_names(sweep: SweepPlan) -> None:
             )
 
 
-def _check_no_env_objects(request: grid.SweepRequest) -> None:
+def check_no_env_objects(several: Iterable[Settings]) -> None:
     """Raise ValueError if an environment was given as an object: other processes can only make it by name."""
-    for group in request.groups:
-        env = group.settings.options.env
+    for settings in several:
+        env = settings.options.env
         if not isinstance(env, str):
             remedy = "give package.module:Class"
             raise ValueError(f"env: workers and launcher require a name, got {name_of(env)}; {remedy}")

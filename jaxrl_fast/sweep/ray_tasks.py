@@ -1,24 +1,24 @@
-"""Run the groups of a sweep as Ray tasks, on this machine or on the nodes of a cluster.
+"""Run the groups of a sweep, or the tasks of a search, as Ray tasks, on this machine or on the nodes of a cluster.
 
-A task trains one group in a new process. If the process or its node ends, the group is started again, from its last
-checkpoint. All nodes need the sweep's folder under the same path, as with Slurm.
+A task trains one of them in a new process. If the process or its node ends, it is started again, from its last
+checkpoint. All nodes need the folder under the same path, as with Slurm.
 """
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_fast import __version__
-from jaxrl_fast.config.paths import SWEEP_FILE
 from jaxrl_fast.loggers.terminal import Console, QuietConsole
 from jaxrl_fast.sweep.directory import SweepPlan, is_finished, read_plan, unfinished
 from jaxrl_fast.sweep.grid import offer_devices
 from jaxrl_fast.sweep.worker import Finished, run_group, write_results
 from jaxrl_fast.utils import devices, ray_cluster, signals, warnings
 
-MAX_STARTS = 10  # of a group whose processes end without a result
+Train = Callable[[str, str], dict[str, Any] | None]  # of folder and name: `unsaved`; None: another process has the lock
+MAX_STARTS = 10  # of a task whose processes end without a result
 LOCKED_S = 120.0  # for the lock of a process that has ended, on a file system of several machines
 ANSWER_S = 120.0  # for every node to look at the sweep's folder
 AMOUNTS = {"num_cpus": "CPU", "num_gpus": "GPU"}  # options of a task, and the names of a node's resources
@@ -29,7 +29,7 @@ def check(options: Mapping[str, Any]) -> None:
     ray = ray_cluster.connect("launcher", "ray")
     resources = _resources(ray, options)
     try:
-        ray.remote(**resources)(_train)
+        ray.remote(**resources)(_run)
     except (TypeError, ValueError) as error:
         raise ValueError(f"ray_options: {str(error).splitlines()[0]}") from error
     for option, name in AMOUNTS.items():
@@ -39,8 +39,8 @@ def check(options: Mapping[str, Any]) -> None:
             raise ValueError(f"ray_options: {option}: {problem}, got {resources[option]:g}; use at most {most:g}")
 
 
-def check_nodes(folder: Path) -> None:
-    """Raise ValueError if a node does not see the sweep's folder, or has another version of this package."""
+def check_nodes(file: Path, option: str) -> None:
+    """Raise ValueError if a node does not see the file in the folder of `option`, or has another jaxrl_fast."""
     ray = ray_cluster.connect("launcher", "ray")
     nodes = _nodes(ray)
     if len(nodes) == 1:
@@ -50,7 +50,7 @@ def check_nodes(folder: Path) -> None:
     look, problems = ray.remote(num_cpus=0, max_retries=0)(_problem), []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        problems.append(look.options(scheduling_strategy=there).remote(str(folder), __version__))
+        problems.append(look.options(scheduling_strategy=there).remote(str(file), option, __version__))
     for node, problem in zip(nodes, problems, strict=True):
         try:
             found = ray.get(problem, timeout=ANSWER_S)
@@ -61,19 +61,40 @@ def check_nodes(folder: Path) -> None:
 
 
 def run(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
-    """Run every group that is left, as many at a time as the cluster has room for.
-
-    Returns:
-        The signal that stopped them, or None; and the number of groups that could not be saved or started.
-    """
+    """Run every group that is left. Return as `run_all`."""
     from jaxrl_fast.sweep import table
 
+    finished = Finished(sweep, terminal)
+
+    def watch() -> None:
+        """Print the groups that have finished, and write the table."""
+        if finished.report():
+            write_results(table.write_table, sweep)
+
+    return run_all(sweep.folder, unfinished(sweep), sweep.sweep_options.ray_options, _train_group, watch)
+
+
+def run_all(
+    folder: Path, names: Sequence[str], options: Mapping[str, Any], train: Train, watch: Callable[[], None]
+) -> tuple[int | None, int]:
+    """Run a task for each name, a group or a task that `train` trains in `folder`, as many as the cluster has room for.
+
+    Args:
+        folder: A folder that all nodes see.
+        names: Of the tasks.
+        options: Resources of each task.
+        train: Called in each task with the folder and the name.
+        watch: Called every second.
+
+    Returns:
+        The signal that stopped them, or None; and the number of tasks that could not be saved or started.
+    """
     ray = ray_cluster.connect("launcher", "ray")
-    resources = _resources(ray, sweep.sweep_options.ray_options)
-    # A new process for each group: JAX reads its devices once. A retry by Ray would not be told to the user.
-    task = ray.remote(max_calls=1, max_retries=0, **resources)(_train)
-    start = lambda name: task.remote(str(sweep.folder), name, resources["num_cpus"])
-    finished, starts = Finished(sweep, terminal), Counter(unfinished(sweep))
+    resources = _resources(ray, options)
+    # A new process for each task: JAX reads its devices once. A retry by Ray would not be told to the user.
+    task = ray.remote(max_calls=1, max_retries=0, **resources)(_run)
+    start = lambda name: task.remote(train, str(folder), name, resources["num_cpus"])
+    starts = Counter(names)
     pending = {start(name): name for name in starts}
     stopped: list[int] = []
     num_unsaved, is_told = 0, False
@@ -98,8 +119,7 @@ def run(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
                     warnings.warn(f"{name}: its task has ended ({ray_cluster.reason_of(error)}); {what}")
                     if again:
                         pending[start(name)] = name
-                finished.report()
-                write_results(table.write_table, sweep)
+            watch()
             if stopped and not is_told:
                 is_told = True
                 for ref in pending:
@@ -107,27 +127,35 @@ def run(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
     return (stopped[0] if stopped else None), num_unsaved
 
 
-def _train(folder: str, name: str, num_cpus: float) -> dict[str, Any] | None:
-    """Train one group of the sweep in `folder` in this process. Return as `worker.run_group`."""
+def _run(train: Train, folder: str, name: str, num_cpus: float) -> dict[str, Any] | None:
+    """Return `train(folder, name)` in this process, whose share of the cores it sets.
+
+    It waits for a while if another process has the lock.
+    """
     from jaxrl_fast.parallel import placement
 
-    sweep = read_plan(Path(folder))
     placement.share_cores(max(int(devices.num_cores() // max(num_cpus, 1)), 1))
-    offer_devices(group.settings for group in sweep.groups.values())
-    until, place, group = time.monotonic() + LOCKED_S, sweep.folder / name, sweep.groups[name]
-    while True:
-        result = run_group(place, group, QuietConsole(), lambda: None)
-        if result is not None or is_finished(place, group) or time.monotonic() > until:
-            return result
+    until = time.monotonic() + LOCKED_S
+    while (result := train(folder, name)) is None and time.monotonic() < until:
         time.sleep(signals.POLL_S)
+    return result
 
 
-def _problem(folder: str, version: str) -> str:
-    """Return why this node cannot train groups of a sweep, or ""."""
+def _train_group(folder: str, name: str) -> dict[str, Any] | None:
+    """Train one group of the sweep in `folder`. Return as `worker.run_group`, or None if another process has it."""
+    sweep = read_plan(Path(folder))
+    offer_devices(group.settings for group in sweep.groups.values())
+    place, group = sweep.folder / name, sweep.groups[name]
+    result = run_group(place, group, QuietConsole(), lambda: None)
+    return {"unsaved": False} if result is None and is_finished(place, group) else result
+
+
+def _problem(file: str, option: str, version: str) -> str:
+    """Return why this node cannot train in the folder of `option`, or ""."""
     if version != __version__:
         return f"has jaxrl_fast {__version__}, where this process has {version}; install the same on every node"
-    if not (Path(folder) / SWEEP_FILE).is_file():
-        return f"does not see {folder}; set sweep_dir to a folder that all nodes share"
+    if not Path(file).is_file():
+        return f"does not see {Path(file).parent}; set {option} to a folder that all nodes share"
     return ""
 
 

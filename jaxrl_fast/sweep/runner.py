@@ -33,7 +33,8 @@ def execute(sweep: SweepPlan) -> int:
     try:
         announce(sweep, terminal)
         if sweep.sweep_options.launcher == "slurm":
-            jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.sweep_options.slurm_options)
+            given = sweep.sweep_options.slurm_options
+            jobs = slurm.submit(sweep.folder, unfinished(sweep), given, slurm.trainer_of_groups(given))
             table = sweep.shown(sweep.folder / paths.SWEEP_TABLE)
             terminal.print(
                 f"{formatting.counted(len(jobs), 'job')} submitted, each of which rewrites {table} at its end"

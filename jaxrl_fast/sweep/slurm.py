@@ -1,23 +1,24 @@
-"""Submit the groups of a sweep as a job array, with submitit.
+"""Submit the groups of a sweep, or the tasks of a search, as a job array, with submitit.
 
-A job trains one group. If Slurm is about to end it, because of its time limit or of a job that goes first, it saves the
-training and is queued again. A job of several tasks trains one run on all of them: each task is a process of
-`train --distributed`.
+A job trains one of them. If Slurm is about to end it, because of its time limit or of a job that goes first, it saves
+the training and is queued again. A job of several tasks trains one run of a sweep on all of them: each task is a
+process of `train --distributed`.
 """
 
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import util
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.sweep import distributed_job
+from jaxrl_fast.sweep import distributed_job, worker
 from jaxrl_fast.sweep.distributed_job import FOLDER
 from jaxrl_fast.utils.importing import install
 
+Train = Callable[[str, str], tuple[str, int | None]]  # of folder and name: a line, and the signal that stopped it
 TIMEOUT_MIN = 24 * 60  # default time limit of a job
 
 
@@ -31,11 +32,17 @@ def check(options: Mapping[str, Any]) -> None:
         _executor(Path(folder), options, "slurm")
 
 
-def submit(folder: Path, names: Sequence[str], options: Mapping[str, Any], cluster: str = "slurm") -> list[Any]:
-    """Submit one job for each named group of the sweep in `folder`; return the submitit jobs."""
+def submit(
+    folder: Path, names: Sequence[str], options: Mapping[str, Any], train: Train, cluster: str = "slurm"
+) -> list[Any]:
+    """Submit one job for each name, a group or a task that `train` trains in `folder`; return the submitit jobs."""
     executor = _executor(folder / FOLDER, options, cluster)
-    job = Job(num_tasks(options))
-    return executor.map_array(job, [str(folder.resolve())] * len(names), names) if names else []
+    return executor.map_array(Job(train), [str(folder.resolve())] * len(names), names) if names else []
+
+
+def trainer_of_groups(options: Mapping[str, Any]) -> Train:
+    """Return the function that trains a group of a sweep in each task of a job."""
+    return worker.run_group_by_name if num_tasks(options) == 1 else distributed_job.run_group_by_name
 
 
 def num_tasks(options: Mapping[str, Any]) -> int:
@@ -47,15 +54,12 @@ def num_tasks(options: Mapping[str, Any]) -> int:
 class Job:
     """The function that a job calls in each of its tasks. submitit pickles it."""
 
-    def __init__(self, num_tasks: int = 1):
-        self.num_tasks = num_tasks
+    def __init__(self, train: Train):
+        self.train = train
 
     def __call__(self, folder: str, name: str) -> str:
-        """Train one group of the sweep in `folder`. Return a line about it."""
-        from jaxrl_fast.sweep import worker
-
-        run = worker.run_group_by_name if self.num_tasks == 1 else distributed_job.run_group_by_name
-        message, number = run(folder, name)
+        """Train one group or task in `folder`. Return a line about it."""
+        message, number = self.train(folder, name)
         if number == signal.SIGUSR2 or number == signal.SIGTERM and is_preempted():
             signal.raise_signal(signal.SIGUSR2)  # submitit's handler queues the job again, and ends this process
         return message

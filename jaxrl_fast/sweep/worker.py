@@ -43,13 +43,15 @@ class Finished:
         self.sweep, self.terminal = sweep, terminal
         self.reported = set(sweep.groups) - set(unfinished(sweep))
 
-    def report(self) -> None:
-        """Print the groups that have finished since the last call."""
+    def report(self) -> bool:
+        """Print the groups that have finished since the last call. Return whether there were any."""
         groups, folder = self.sweep.groups, self.sweep.folder
-        for name in (n for n, g in groups.items() if n not in self.reported and is_finished(folder / n, g)):
+        new = [n for n, g in groups.items() if n not in self.reported and is_finished(folder / n, g)]
+        for name in new:
             self.reported.add(name)
             status = "failed" if (folder / name / FAILED).is_file() else files.read_summary(folder / name)["status"]
             self.terminal.print(f"{len(self.reported)}/{len(groups)}  {name} · {status}")
+        return bool(new)
 
 
 def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:

@@ -12,7 +12,7 @@ import pytest
 
 import jaxrl_fast
 from jaxrl_fast.parallel import program
-from jaxrl_fast.search import prepare, runner
+from jaxrl_fast.search import prepare, work
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ SEARCHES = {
 
 def outcome(folder: Path) -> dict:
     """Return what a search has found: its trials, its tests, and the newest parameters of each program."""
-    trials = [trial._asdict() for trial in runner.trials_of(prepare.read(folder))]
+    trials = [trial._asdict() for trial in work.trials_of(prepare.read(folder))]
     arrays = {}
     for path in sorted(folder.glob("programs/*/checkpoints/*/state.safetensors")):
         from safetensors.numpy import load_file
@@ -96,7 +96,7 @@ def test_searches_share_a_study_and_refuse_another_one(tmp_path):
     options = {"over": OVER} | BASE | {"trials": 8, "seeds": 1, "test_seeds": 0} | shared
     processes = [start(tmp_path / name, options) for name in ("first", "second")]
     assert [process.wait() for process in processes] == [0, 0]
-    found = runner.trials_of(prepare.read(tmp_path / "first"))
+    found = work.trials_of(prepare.read(tmp_path / "first"))
     assert len(found) in (8, 9, 10), "each searches until there are enough, a round at a time"
     assert {trial.status for trial in found} <= {"complete", "running"}
     assert len({trial.values["gamma"] for trial in found}) == len(found), "no two draws are the same"

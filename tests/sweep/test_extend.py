@@ -315,7 +315,7 @@ def test_concurrent_extension_is_rejected_without_losing_groups(finished_sweep, 
 def test_slurm_submits_new_groups_only(finished_sweep, monkeypatch):
     submitted = []
     monkeypatch.setattr(slurm, "check", lambda options: None)
-    monkeypatch.setattr(slurm, "submit", lambda folder, names, options: submitted.append(names) or names)
+    monkeypatch.setattr(slurm, "submit", lambda folder, names, *_: submitted.append(names) or names)
     assert resume(finished_sweep, "--num-envs 8 --launcher slurm") == 0
     assert submitted == [["03_num_envs-8"]]
     assert worker.run_group_by_name(str(finished_sweep), "03_num_envs-8")[0].startswith("done")

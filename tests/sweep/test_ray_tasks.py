@@ -162,12 +162,12 @@ def test_node_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch, ray):
     """Ask the only node twice, as two nodes."""
     monkeypatch.setattr(ray_tasks, "_nodes", lambda ray: 2 * [node for node in ray.nodes() if node["Alive"]])
     with pytest.raises(ValueError, match=r"launcher ray: the node [\d.]+ does not see .*; set sweep_dir to a folder"):
-        ray_tasks.check_nodes(tmp_path)
+        ray_tasks.check_nodes(tmp_path / "sweep.yaml", "sweep_dir")
     (tmp_path / "sweep.yaml").write_text("")
-    ray_tasks.check_nodes(tmp_path)
+    ray_tasks.check_nodes(tmp_path / "sweep.yaml", "sweep_dir")
     monkeypatch.setattr(ray_tasks, "__version__", "0.0.1")
     with pytest.raises(ValueError, match=r"has jaxrl_fast \S+, where this process has 0\.0\.1"):
-        ray_tasks.check_nodes(tmp_path)
+        ray_tasks.check_nodes(tmp_path / "sweep.yaml", "sweep_dir")
 
 
 @pytest.mark.slow

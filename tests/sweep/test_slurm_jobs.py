@@ -45,20 +45,22 @@ def test_num_tasks_multiplies_nodes_and_tasks_of_each(options, expected):
     ],
 )
 def test_job_is_queued_again_only_if_slurm_has_stopped_it(number, is_preempted, again, monkeypatch):
-    monkeypatch.setattr(worker, "run_group_by_name", lambda folder, name: (f"{folder} {name}", number))
     monkeypatch.setattr(slurm, "is_preempted", lambda: is_preempted)
     queued = []
     before = signal.signal(signal.SIGUSR2, lambda *_: queued.append(True))  # as submitit's handler
     try:
-        assert slurm.Job()("folder", "01") == "folder 01"
+        assert slurm.Job(lambda folder, name: (f"{folder} {name}", number))("folder", "01") == "folder 01"
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert bool(queued) == again
 
 
 def test_job_that_starts_again_does_the_same():
-    submission = slurm.Job(4).checkpoint("folder", "01")
-    assert submission.args == ("folder", "01") and submission.function.num_tasks == 4
+    train = slurm.trainer_of_groups({"nodes": 2})
+    submission = slurm.Job(train).checkpoint("folder", "01")
+    assert submission.args == ("folder", "01")
+    assert submission.function.train is train is distributed_job.run_group_by_name
+    assert slurm.trainer_of_groups({}) is worker.run_group_by_name
 
 
 @pytest.mark.parametrize(("shown", "expected"), [("None", False), ("2026-11-30T03:42:51", True)])

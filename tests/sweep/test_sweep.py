@@ -931,7 +931,9 @@ def test_submit_creates_job_per_group(tmp_path):
     submitit = pytest.importorskip("submitit")
     asked = ask(f"{TINY} --num-envs 2 --sweep-dir {tmp_path / 'jobs'}")
     ready = prepare.prepare(asked)
-    jobs = slurm.submit(ready.folder, directory.unfinished(ready), {"timeout_min": "9"}, cluster="local")
+    jobs = slurm.submit(
+        ready.folder, directory.unfinished(ready), {"timeout_min": "9"}, worker.run_group_by_name, "local"
+    )
     assert isinstance(jobs[0], submitit.Job)
     deadline = time.monotonic() + 300
     while not jobs[0].done() and time.monotonic() < deadline:
@@ -939,7 +941,7 @@ def test_submit_creates_job_per_group(tmp_path):
     assert jobs[0].result().startswith("done")
     assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(ready.folder))] == ["done"]
     with pytest.raises(ValueError, match=r"^slurm_options: .*no_such"):
-        slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
+        slurm.submit(ready.folder, [], {"no_such": "1"}, worker.run_group_by_name, "local")
 
 
 # Tables, figures and reports
