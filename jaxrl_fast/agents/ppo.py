@@ -123,7 +123,7 @@ def make(
         sample_noise=policy.head.sample_noise,
         rollout_length=config.rollout_length,
         initial_carry=policy.initial_carry,
-        policy_state=lambda state: state._replace(bonus=None),
+        policy_state=bonuses.without,
         parameters=lambda state: state.params,
         learning=Learning(
             compress_obs=compressor(context.frame_stack),
