@@ -45,6 +45,11 @@ def prepare(bonus: Bonus | None, state: Any, rollout: Rollout, advantage: Array)
     return Added(None, advantage, None, {}) if bonus is None else bonus.prepare(state, rollout, advantage)
 
 
+def summarize(bonus: Bonus | None, moments: PyTree) -> Metrics:
+    """Return metrics of a bonus from its moments of all shards."""
+    return {} if bonus is None else bonus.summarize(moments)
+
+
 def with_loss(bonus: Bonus | None, objective: Objective) -> Objective:
     """Return an objective to which the bonus's loss is added."""
     if bonus is None or (loss := bonus.loss) is None:
