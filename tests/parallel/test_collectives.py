@@ -375,7 +375,10 @@ def num_ordered_sums(program, before=None, start=0):
             (one,) = programs
             given = dict(zip(one.invars, [level([x]) for x in equation.invars], strict=True))
             count, of_inner = num_ordered_sums(one, given, count)
-            last |= {x: (of_inner.get(y, 0) if isinstance(y, jax.extend.core.Var) else 0) for x, y in zip(equation.outvars, one.outvars, strict=True)}
+            last |= {
+                x: (of_inner.get(y, 0) if isinstance(y, jax.extend.core.Var) else 0)
+                for x, y in zip(equation.outvars, one.outvars, strict=True)
+            }
             continue
         here = level(equation.invars)
         is_sum = "sum_over_cores" in str(equation.params.get("target_name", ""))
