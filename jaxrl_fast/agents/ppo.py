@@ -123,7 +123,7 @@ def make(
         sample_noise=policy.head.sample_noise,
         rollout_length=config.rollout_length,
         initial_carry=policy.initial_carry,
-        policy_state=lambda state: state._replace(bonus=None),
+        policy_state=bonuses.without,
         parameters=lambda state: state.params,
         learning=Learning(
             compress_obs=compressor(context.frame_stack),
@@ -204,10 +204,10 @@ def prepare(context: Context, state: State, rollout: Rollout) -> sgd.UpdateBatch
     added = bonuses.prepare(context.bonus, state, given, advantage)
     rows = Batch(obs, sample, pi, log_prob, value, added.advantage, target, weight, steps.action_mask, bonus=added.rows)
     rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.has_memory else None), config.sequence())
-    moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
     learner = Learner(state.params, state.optimizer, jnp.bool_(False), state.lr_scale)
     after = state._replace(rewards=rewards, bonus=added.state)
-    return sgd.UpdateBatch(learner, rows._replace(carry=carry), kept, after, (moments, obs_moments), added.metrics)
+    moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2)), obs_moments, added.moments
+    return sgd.UpdateBatch(learner, rows._replace(carry=carry), kept, after, moments, added.metrics)
 
 
 def values(
@@ -238,7 +238,7 @@ def finalize(
 
     `pooled` are the moments of all shards.
     """
-    (metrics, tried), (moments, obs_moments) = sums, pooled
+    (metrics, tried), (moments, obs_moments, of_bonus) = sums, pooled
     means = jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics)
     means = collectives.all_reduce_sum(means, context.parallelism.grad_axis)
     params, optimizer, _, lr_scale = learner
@@ -246,7 +246,7 @@ def finalize(
     observations = normalize.merge(batch.state.observations, obs_moments)
     state = State(params, optimizer, observations, batch.state.rewards, lr_scale, batch.state.bonus)
     own = {"explained_variance": normalize.explained_variance(moments), "learning_rate": learning_rate}
-    return state, means | own | batch.metrics
+    return state, means | own | batch.metrics | bonuses.summarize(context.bonus, of_bonus)
 
 
 def gradient_step(context: Context, learner: Learner, batch: Batch) -> tuple[Learner, tuple[Metrics, Array]]:

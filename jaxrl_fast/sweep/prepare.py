@@ -103,10 +103,12 @@ def split_to_fit(group: Group, columns: Sequence[str]) -> list[Group]:
     one_by_one = not ready.env.on_device or ready.agent.learning.resources  # a part on the host supports one seed only
     max_members = 1 if one_by_one else len(group.members)
     if max_members > 1 and ready.needs and ready.needs.free is not None:
-        member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
+        member_bytes = ready.needs.total - ready.needs.data + memory.rollout_bytes(ready.env, ready.agent)
+        data_bytes = ready.needs.data // ready.placement.num_devices
         placed = lambda size: ready.placement._replace(num_seeds=size, num_grad_workers=1)
         free = lambda size: memory.free_bytes(placed(size).num_devices) or 0
-        fits = lambda size: placed(size).num_padded_seeds * member_bytes <= free(size)
+        of_data = lambda size: placed(size).num_devices * data_bytes
+        fits = lambda size: placed(size).num_padded_seeds * member_bytes + of_data(size) <= free(size)
         max_members = next((size for size in range(max_members, 1, -1) if fits(size)), 1)
     num_parts = -(-len(group.members) // max_members)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]

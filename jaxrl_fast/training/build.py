@@ -58,7 +58,8 @@ def build(
     agent_config = replay_storage.on_device(settings.agent)
     agent = make_agent(agent_config, algorithm, env, num_updates)
     workers = placement.num_grad_workers
-    if workers > 1 and not _pays_to_repeat(env, agent, _gradient_rows(settings, env.spec) // workers):
+    data = bonus_data.of_program(agent_config)
+    if workers > 1 and not _pays_to_repeat(env, agent, data, _gradient_rows(settings, env.spec) // workers):
         placement = placement._replace(num_grad_workers=1)
         env = _shard(env, settings.options, placement, done)
         agent = make_agent(agent_config, algorithm, env, num_updates)
@@ -270,9 +271,9 @@ def _network_kind(settings: Settings, spec: EnvSpec) -> str:
     return torsos.choose_kind(obs, network.kind, network.observations) if network else torsos.choose_kind(obs)
 
 
-def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:
+def _pays_to_repeat(env: Env, agent: Agent, data: Mapping[str, Any], rows_per_worker: int) -> bool:
     """Return whether an agent is small enough that gradient workers pay off."""
-    needed = memory.estimate(env, agent)
+    needed = memory.estimate(env, agent, data=data)
     most = MAX_LEARNED * rows_per_worker // MIN_ROWS_PER_WORKER
     return needed.parameters <= most and needed.total <= MAX_REPEATED
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.loggers.terminal import make_console
 from jaxrl_fast.parallel import program
-from jaxrl_fast.training import build, memory
+from jaxrl_fast.training import bonus_data, build, memory
 from jaxrl_fast.utils import compile_cache, formatting
 from jaxrl_fast.utils.errors import is_out_of_memory
 from jaxrl_fast.utils.memory import format_bytes, free_bytes
@@ -114,7 +114,8 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
-        memory.check_fits(memory.estimate(env, agent, placement), settings.agent.replay_size, steps_per_update)
+        needed = memory.estimate(env, agent, placement, bonus_data.of_program(settings.agent))
+        memory.check_fits(needed, settings.agent.replay_size, steps_per_update)
         built = program.build(env, agent, num_updates, placement)
         takes, free = placement.num_devices * built.memory, free_bytes(placement.num_devices)
         if free is not None and takes > free:

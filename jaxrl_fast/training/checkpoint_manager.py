@@ -114,9 +114,10 @@ class CheckpointManager:
         arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
         needed = checkpoint.names({"agent": self.plan.agent.policy_state(state.agent)})
         parameters = {id(x) for x in jax.tree.leaves(self.plan.agent.parameters(state.agent))}
-        learned = {name for name, x in needed.items() if id(x) in parameters}
+        learned = {name for name, x in checkpoint.names({"agent": state.agent}).items() if id(x) in parameters}
         first = local_index(jax.tree.leaves(state)[0])[0][0] if num_seeds > 1 else 0
-        bad = self._not_finite({name: x for name, x in arrays.items() if name in needed}, learned, first)
+        checked = {name: x for name, x in arrays.items() if name in needed or name in learned}
+        bad = self._not_finite(checked, learned, first)
         for of_process in self.team.gather(bad):
             if of_process is not None:
                 member, array = of_process

@@ -225,7 +225,8 @@ def _fit(plan: Plan, make: Callable[..., "Agent"], saved: "Checkpoint | None", m
     resumed = saved is not None
     decision = replay_storage.decide(plan.settings, plan.env, plan.agent, plan.placement, make, resumed)
     settings, agent = decision.settings, decision.agent
-    needs = memory.estimate(plan.env, agent, plan.placement)._replace(files=decision.num_file_bytes)
+    needs = memory.estimate(plan.env, agent, plan.placement, bonus_data.of_program(settings.agent))
+    needs = needs._replace(files=decision.num_file_bytes)
     memory.check_fits(needs, settings.agent.replay_size, plan.steps_per_update, resumed)
     varied = vary(members, make, settings.agent)
     if saved:  # refuse a checkpoint of other shapes before anything is compiled

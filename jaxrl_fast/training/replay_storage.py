@@ -16,7 +16,7 @@ from jaxrl_fast.parallel import team
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.replay.host import codec
 from jaxrl_fast.runs import replay_dir
-from jaxrl_fast.training import disk, memory
+from jaxrl_fast.training import bonus_data, disk, memory
 from jaxrl_fast.types import Agent, Env
 from jaxrl_fast.utils import files, target
 from jaxrl_fast.utils.importing import install
@@ -71,7 +71,8 @@ def decide(
     if independent and asked in ("host", "disk"):
         raise ValueError(f"replay.storage: must be device for independent players, got {asked}; set players to shared")
     packed = _compression(config, env)
-    needs = memory.estimate(env, agent, placement)
+    data = bonus_data.of_program(config)
+    needs = memory.estimate(env, agent, placement, data)
     needs = needs._replace(copies=1 if resumed else needs.copies)
     of_all = team.current().gather
     if (
@@ -81,7 +82,7 @@ def decide(
     ):
         return Decision(settings._replace(agent=on_device(config)), agent)
     options = {"replay.storage": "host", "replay.compression": "zstd" if packed else "none"}
-    there = memory.estimate(env, make(replace(config, options)), placement)
+    there = memory.estimate(env, make(replace(config, options)), placement, data)
     space = _Space(settings.options, needs, there, config.replay.size, packed)
     capacities = {name: min(of_all(capacity)) for name, capacity in space.capacities().items()}
     fits = [name for name, capacity in capacities.items() if capacity >= config.replay.size]
@@ -157,7 +158,7 @@ class _Space:
         in_memory = self.kept if self.packed else 2 * self.kept  # new blocks are copied while they are saved
         shared = target.platform() == "cpu"
         infinite = lambda free: math.inf if free is None else free
-        rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
+        rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments) - needs.data, 0)
         on_host = rest / (others + in_memory) if shared else min(rest / others, infinite(host_free_bytes()) / in_memory)
         return {
             "device": rest / (others + copies * self.raw),

@@ -189,6 +189,8 @@ def test_players_are_rows_with_equal_ends_and_opposite_rewards():
         ({"width": 3}, "width: must be 4 to 84, got 3"),
         ({"points": 0}, "points: must be at least 1, got 0"),
         ({"ball_speed": 0.0}, "ball_speed: must be more than 0 and at most 4, got 0.0"),
+        ({"ball_speed": "0.5..5..1@2M"}, "ball_speed: must be more than 0 and at most 4, got 0.5..5..1@2M"),
+        ({"points": "0@callback"}, "points: must be at least 1, got 0@callback"),
         ({"paddle": 17}, "paddle: must be more than 0 and at most the height 16, got 17"),
     ],
 )

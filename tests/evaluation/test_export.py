@@ -275,6 +275,17 @@ def test_mlp_exports_act_like_run_in_all_formats(name):
     assert imported == ["from pathlib import Path", "import numpy as np"]
 
 
+def test_export_has_nothing_of_a_bonus():
+    """The networks of `bonus: rnd` do not act: all files but config.yaml and the card are those of a run without it."""
+    runs = [untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[8], bonus=kind) for kind in ("none", "rnd")]
+    assert runs[1].agent.explore.args[0].bonus and jax.tree.leaves(runs[1].learners.params["bonus"]) == []
+    for to in FORMATS:
+        without, with_bonus = (_build(saved, Options(to=to), Path("out")).files for saved in runs)
+        assert without.keys() == with_bonus.keys()
+        policies = [name for name in without if name.startswith("policy.") and not name.endswith(".json")]
+        assert policies and all(without[name] == with_bonus[name] for name in [*policies, "weights.safetensors"])
+
+
 class Acts(gymnasium.Env):
     """An environment of which only the spaces and the mask matter."""
 

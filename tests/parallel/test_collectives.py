@@ -9,6 +9,7 @@ from functools import cache, partial
 import hypothesis
 import hypothesis.strategies as st
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from jaxrl_fast.options import ALGORITHMS
 from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import collectives, program
 from jaxrl_fast.parallel.placement import SHARDS, Placement, max_grad_workers, share_cores
+from jaxrl_fast.rl.bonuses.bc import Demonstrations
 from jaxrl_fast.training import build as training_build
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Parallelism
 from tests.helpers import probes, slow
@@ -293,6 +295,7 @@ VARIANTS = {
     "ppo": ("ppo", {}),
     "ppo_all": ("ppo", dict(normalize_observations=True, rewards="normalized", target_kl=0.01)),
     "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, schedule="constant")),  # which ends updates early
+    "ppo_rnd": ("ppo", dict(bonus="rnd", normalize_observations=True, rewards="normalized")),
     "dqn": ("dqn", dict(batch_size=8, size=256, learning_starts=32)),
     "dqn_all": (
         "dqn",
@@ -348,3 +351,63 @@ def test_shards_with_shared_memory_sums_train_like_xla_bitwise(variant):
     """With two shards the bits are equal, since a sum of two has only one order."""
     by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, SHARED_MEMORY_AXIS))
     jax.tree.map(np.testing.assert_array_equal, by_memory, by_xla)
+
+
+INLINED = ("jit", "pjit", "closed_call", "custom_vmap_call", "custom_jvp_call", "custom_vjp_call", "remat", "shard_map")
+
+
+def inner(equation):
+    """The programs that an operation calls."""
+    found = [x for value in equation.params.values() for x in (value if isinstance(value, tuple | list) else [value])]
+    return [getattr(x, "jaxpr", x) for x in found if hasattr(getattr(x, "jaxpr", x), "eqns")]
+
+
+def num_ordered_sums(program, before=None, start=0):
+    """The number of sums over cores in a program. Raise AssertionError if one does not depend on the previous one.
+
+    `before` numbers the last sum that each variable depends on. A loop or branch with sums counts as one.
+    """
+    last, count = dict(before or {}), start
+    level = lambda variables: max([last.get(x, 0) for x in variables if isinstance(x, jax.extend.core.Var)], default=0)
+    for equation in program.eqns:
+        programs, name = inner(equation), equation.primitive.name
+        if name in INLINED and len(programs) == 1:
+            (one,) = programs
+            given = dict(zip(one.invars, [level([x]) for x in equation.invars], strict=True))
+            count, of_inner = num_ordered_sums(one, given, count)
+            last |= {
+                x: (of_inner.get(y, 0) if isinstance(y, jax.extend.core.Var) else 0)
+                for x, y in zip(equation.outvars, one.outvars, strict=True)
+            }
+            continue
+        here = level(equation.invars)
+        is_sum = "sum_over_cores" in str(equation.params.get("target_name", ""))
+        if is_sum or any([num_ordered_sums(one)[0] for one in programs]):
+            assert here == count, f"sum {count + 1} depends on sum {here} only"
+            here = count = count + 1
+        last |= dict.fromkeys(equation.outvars, here)
+    return count, last
+
+
+VARIANTS_IN_ORDER = {
+    **VARIANTS,
+    "bc": ("ppo", dict(bonus=dict(kind="bc", data=Demonstrations(np.zeros((3, 1)), np.zeros(3, int))))),
+    "reppo": ("reppo", {}),
+    "sac": ("sac", dict(batch_size=8, size=256, learning_starts=32)),
+}
+
+
+@pytest.mark.parametrize("parallelism", [Parallelism("cores", 2), Parallelism(None, 1, 2)], ids=["shards", "workers"])
+@pytest.mark.parametrize("variant", [slow(name) if name != "ppo_rnd" else name for name in VARIANTS_IN_ORDER])
+def test_each_sum_depends_on_the_previous_one(variant, parallelism):
+    """Otherwise two cores may begin with different sums, and wait for each other."""
+    algo, options = VARIANTS_IN_ORDER[variant]
+    is_box = algo in ("sac", "reppo")
+    env = (probes.continuous_action_of_observation if is_box else probes.best_action_of_observation)(4)
+    rollout = dict(num_minibatches=2, num_epochs=2) if algo in ("ppo", "pqn", "reppo") else {}
+    config = configure(ALGORITHMS[algo], rollout_length=16, hidden_sizes=(8,), **rollout, **options)
+    alone, agent = (agents.load(algo).make(config, env.spec, 4, *own) for own in ((), (parallelism,)))
+    state = jax.eval_shape(alone.init, jax.random.key(0))
+    experience = jax.eval_shape(partial(probes.experience, env, alone), state)
+    update = jax.make_jaxpr(agent.update, axis_env=[("cores", 2)])(state, experience, jax.random.key(0))
+    assert num_ordered_sums(update.jaxpr)[0] > 0

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import yaml
 
 import jaxrl_fast
@@ -333,6 +334,26 @@ def test_players_are_refused(tmp_path, monkeypatch, capsys):
     assert train.main(given) == 2
     line = "error: bonus: rnd requires an environment without players, got games/Paddles; use none"
     assert capsys.readouterr().err.strip() == line and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_evaluation_reads_the_policy_only(tmp_path):
+    """The checkpoint has the networks of the bonus, with which the run resumes. Acting neither reads nor needs them."""
+    run = jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", num_envs=4, rollout_length=8, hidden_sizes=(8,), total_steps=128, bonus="rnd",
+        normalize_observations=True, eval_episodes=2, log_level="quiet", run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    trained = jaxrl_fast.load(run)
+    assert jax.tree.leaves((trained.agent_state.bonus, trained.agent_state.params["bonus"])) == []
+    saved = safetensors.numpy.load_file(trained.checkpoint / "state.safetensors")
+    assert any(name.startswith("agent/params/bonus/predictor/") for name in saved)
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    stats = [saved[f"agent/observations/{name}"] for name in ("mean", "var")]
+    of = lambda name: [saved[f"agent/params/network/params/{name}/{x}"] for x in ("kernel", "bias")]
+    (kernel, bias), (of_head, shift) = of("torso/mlp/Dense_0"), of("actor_head")
+    hidden = np.tanh(np.clip((obs - stats[0]) / np.sqrt(stats[1] + 1e-8), -10, 10) @ kernel + bias)
+    np.testing.assert_array_equal(trained.policy(obs), (hidden @ of_head + shift).argmax(-1))
+    assert len(run.evaluate(episodes=2)["seeds"][0]["returns"]) == 2
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ import yaml
 
 import jaxrl_fast
 from jaxrl_fast import envs, train
+from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.rl.bonuses.bc import Demonstrations
-from jaxrl_fast.training import bonus_data, teacher
+from jaxrl_fast.training import bonus_data, memory, plan, teacher
 from tests.helpers.runs import records, same, stop_after
 
 TINY = dict(
@@ -119,6 +121,28 @@ def test_settings_of_the_run_keep_their_path_and_other_values(made):
     prints = [bonus_data.fingerprint(config(x))["bonus_data"] for x in (data, data._replace(action=data.action[::-1]))]
     assert len({*prints}) == 2 and bonus_data.fingerprint(config(None)) == {} and env.spec.players == ()
     assert "data" not in jaxrl_fast.config.parts.to_plain(config(data))["bonus"]
+
+
+def plan_of(made, **options):
+    """The plan of a run that clones the dataset: 50 steps of four float32 and one int32, 1,000 bytes."""
+    return plan.validate_plan(load.from_keywords(**TINY | options, bonus=bonus_of(made, "bc"), dry_run=True))
+
+
+def test_memory_of_a_run_includes_its_data(made, monkeypatch):
+    """Every device has all data once, whatever the seeds. The limit is where the estimate says."""
+    ready = plan_of(made)
+    needs, each = ready.needs, ready.needs.parameters + ready.needs.environments
+    assert needs.data == 1000 * ready.placement.num_devices
+    assert needs.replay == 0 and needs.total == needs.copies * each + needs.data
+    placement = Placement(num_seeds=8)
+    shared = memory.estimate(ready.env, ready.agent, placement, bonus_data.of_program(ready.settings.agent))
+    assert shared.data == 1000 * placement.num_devices
+    monkeypatch.setattr(memory, "free_bytes", lambda _=1: needs.total)
+    plan_of(made)
+    monkeypatch.setattr(memory, "free_bytes", lambda _=1: needs.total - 1)
+    words = r"^this does not fit into memory \(.*data 1\.0 kB.*\); fewer environments or seeds, or a smaller dataset"
+    with pytest.raises(ValueError, match=words):
+        plan_of(made)
 
 
 WRONG = {

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gymnax.environments import spaces
 
@@ -14,6 +15,7 @@ from jaxrl_fast import train
 from jaxrl_fast.envs.schedules import read
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.training import callbacks, dispatcher
+from tests.helpers.ray_clusters import local_ray
 from tests.helpers.runs import same, stop_after
 
 
@@ -38,6 +40,25 @@ class Choice:
 
     def action_space(self, params):
         return spaces.Discrete(2)
+
+
+class Paid(Choice):
+    """Reward both actions with the level."""
+
+    def step_env(self, key, state, action, params):
+        return jnp.ones(2), state + 1, params.level, False, {}
+
+
+class PaidPlayers(Choice):
+    """Reward the first player with the level, and the second one with twice the level."""
+
+    players = ("first", "second")
+
+    def reset_env(self, key, params):
+        return jnp.ones((2, 2)), jnp.zeros(())
+
+    def step_env(self, key, state, action, params):
+        return jnp.ones((2, 2)), state + 1, params.level * jnp.array([1.0, 2.0]), False, {}
 
 
 class Words(jaxrl_fast.Callback):
@@ -107,6 +128,42 @@ def test_words_of_callbacks_take_effect_at_fixed_steps_without_compiling_again(t
     assert all(3 <= e["eval_return_max"] <= 6 for e in run.summary["evaluations"])
 
 
+GRU = dict(algo="ppo", memory={"kind": "gru", "size": 4})
+RUNS = {
+    "memory": (Paid, GRU),
+    "memory, observed rewards": (Paid, GRU | dict(wrap=["previous"])),
+    "memory, two seeds": (Paid, GRU | dict(num_seeds=2)),
+    "memory, two devices": (Paid, GRU | dict(devices=2, num_minibatches=1)),
+    "players": (PaidPlayers, dict(players="shared")),
+    "players, two devices": (PaidPlayers, dict(players="shared", algo="ppo", devices=2, num_minibatches=1)),
+    "independent players": (PaidPlayers, dict(players="independent")),
+    "self-play": (PaidPlayers, dict(players="self-play", algo="ppo")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RUNS)
+def test_returns_are_sums_of_the_values_of_each_step(case, tmp_path):
+    """The oracle is a loop over steps: an episode has 6 of them and a reset, which takes a step too."""
+    env, options = RUNS[case]
+    run = fit(tmp_path / "run", env=f"{__name__}:{env.__name__}", env_options=SCHEDULE, **options)
+    ended, total = {}, 0.0  # returns by the step of an environment after which they are complete
+    for t in range(1280 // 8):
+        total = 0.0 if t % 7 == 6 else total + np.interp(8 * t, [0, 800], [0, 1])
+        if t % 7 == 5:
+            ended[t + 1] = total
+    most = 2 if env is PaidPlayers else 1  # in self-play, the learner is the first player in some games only
+    before = dict.fromkeys([0, 1], 0)
+    for record in run.metrics:
+        rows, seed = record["env_steps"] // 8, record["seed"]
+        expected = [x for t, x in ended.items() if before[seed] < t <= rows]
+        before[seed] = rows
+        assert record["return_max"] == pytest.approx(most * max(expected), rel=1e-5)
+        assert record["return_min"] == pytest.approx(min(expected), rel=1e-5)
+        assert record["env_option/level"] == min(record["env_steps"] / 800, 1)
+    assert {x["eval_return_min"] for x in run.summary["evaluations"]} == {6}
+
+
 @pytest.mark.slow  # compiles a program for each device count, and resumes it
 @pytest.mark.parametrize("options", [dict(num_seeds=2), dict(algo="ppo", devices=2, num_minibatches=1)])
 @pytest.mark.parametrize("env_options", [SCHEDULE, WORDS])
@@ -142,6 +199,27 @@ def test_host_run_stopped_twice_is_bit_identical(env, host, env_options, tmp_pat
     monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
     for _ in range(2):
         fit(folder, *words, resume=str(folder))
+    same(folder, tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def ray():
+    yield from local_ray()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_options", [SCHEDULE, WORDS])
+def test_run_in_ray_actors_has_the_bits_of_one_in_processes(env_options, tmp_path, monkeypatch, ray):
+    """The one in actors is stopped, and resumed in actors."""
+    words = [Words()] if env_options is WORDS else []
+    given = dict(env=ON_HOST, env_options=env_options, eval_envs=2)
+    fit(tmp_path / "whole", *words, **given, workers=2)
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 704)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    assert fit(folder, *words, **given, workers="ray:2").summary["status"] == "stopped"
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
+    fit(folder, *words, resume=str(folder))
     same(folder, tmp_path / "whole")
 
 

@@ -30,7 +30,12 @@ def make_env_and_agent(algo, **options):
 @pytest.mark.parametrize("num_seeds", [1, 3])
 @pytest.mark.parametrize(
     ("algo", "options"),
-    [("ppo", {}), ("dqn", SMALL), ("dqn", SMALL | dict(replay={"kind": "prioritized", "size": 4096}))],
+    [
+        ("ppo", {}),
+        ("ppo", dict(bonus="rnd")),
+        ("dqn", SMALL),
+        ("dqn", SMALL | dict(replay={"kind": "prioritized", "size": 4096})),
+    ],
 )
 def test_memory_estimate_equals_size_of_state(algo, options, num_seeds):
     """The estimate leaves out the PRNG key and the update counter, 12 bytes."""
@@ -79,6 +84,13 @@ def test_memory_error_message_states_needed_and_free_bytes():
     needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
     says = r"^replay\.size: a replay of 7.0 GB, twice while saving, does not fit into 10.0 GB, got 1000000"
     with pytest.raises(ValueError, match=rf"{says}; use at most 714000$"):
+        memory.check_fits(needed, 1_000_000)
+
+
+def test_largest_replay_leaves_room_for_data():
+    """As above, with 1 GB of data, which no checkpoint copies: 9 GB are left for a replay of 14 GB."""
+    needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2, data=10**9)
+    with pytest.raises(ValueError, match=r"does not fit into 9.0 GB, got 1000000; use at most 642000$"):
         memory.check_fits(needed, 1_000_000)
 
 

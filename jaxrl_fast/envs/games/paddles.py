@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxrl_fast.envs.games import views
 from jaxrl_fast.types import Array, Discrete, Key
 from jaxrl_fast.utils.arguments import coerce
+from jaxrl_fast.utils.parsing import as_schedule, parse_float
 
 PLAYERS = ("left", "right")
 STAY, UP, DOWN = range(3)  # actions
@@ -189,7 +190,7 @@ def move(size: tuple[int, int], params: Params, state: State, moves: Array) -> M
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for a parameter that is not possible, or a range "0.5..1" with such an end."""
+    """Raise ValueError for a parameter that is not possible, or a range or schedule with such a value."""
     height = options.get("height", 16)
     for name, (most, at_most) in {
         "ball_speed": (MAX_SPEED, str(MAX_SPEED)),
@@ -218,9 +219,11 @@ def unused(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return the number, or both ends of a range; [] for anything else, which `adapt` refuses."""
+    """Return the number, the ends of a range or the points of a schedule; [] for others, which `adapt` refuses."""
+    schedule = as_schedule(value)
+    parts, read = (schedule[0], parse_float) if schedule else (str(value), float)
     try:
-        return [float(part) for part in str(value).split("..")]
+        return [read(part) for part in parts.split("..")]
     except ValueError:
         return []
 

@@ -34,9 +34,20 @@ def init(bonus: Bonus | None, params: PyTree, key: Key) -> tuple[PyTree, PyTree]
     return params if learned is None else params | {"bonus": learned}, state
 
 
+def without(state: Any) -> Any:
+    """Return an algorithm's state with None for what its bonus keeps and learns, which acting ignores."""
+    learned = {"bonus": None} if "bonus" in state.params else {}
+    return state._replace(params={**state.params, **learned}, bonus=None)
+
+
 def prepare(bonus: Bonus | None, state: Any, rollout: Rollout, advantage: Array) -> Added:
     """Return what a bonus adds to an update, whose advantages [T, N] are given."""
     return Added(None, advantage, None, {}) if bonus is None else bonus.prepare(state, rollout, advantage)
+
+
+def summarize(bonus: Bonus | None, moments: PyTree) -> Metrics:
+    """Return metrics of a bonus from its moments of all shards."""
+    return {} if bonus is None else bonus.summarize(moments)
 
 
 def with_loss(bonus: Bonus | None, objective: Objective) -> Objective:

@@ -13,6 +13,7 @@ class Added(NamedTuple):
     advantage: Array  # [T, N] f32, in place of the given one
     rows: PyTree  # [T, N, ...] for the bonus's loss, which are put into minibatches with the others
     metrics: Metrics  # of the rollout; with shards, the same on all of them
+    moments: PyTree = ()  # Moments of this shard's rows, which are pooled over all shards for `Bonus.summarize`
 
 
 class Bonus(NamedTuple):
@@ -24,3 +25,4 @@ class Bonus(NamedTuple):
     prepare: Callable[[Any, Rollout, Array], Added]
     # (all parameters, batch [B, ...] whose `bonus` are the bonus's rows) to the loss of each row [B] and metrics [B]
     loss: Callable[[PyTree, Any], tuple[Array, Metrics]] | None = None
+    summarize: Callable[[PyTree], Metrics] = lambda moments: {}  # pooled moments to metrics

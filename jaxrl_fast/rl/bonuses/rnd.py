@@ -67,7 +67,7 @@ def make(config: Any, spec: EnvSpec, policy: Policy, num_updates: int, paralleli
     network = partial(networks.network, obs, config.bonus.features)
     critic = views.through(critics_view, networks.network(critics_view(spec.obs), None, options))
     context = Context(config, spec, parallelism, view, obs, network(options), network(deeper), critic)
-    return Bonus(partial(init, context), partial(prepare, context), partial(loss, context))
+    return Bonus(partial(init, context), partial(prepare, context), partial(loss, context), summarize)
 
 
 def init(context: Context, key: Key) -> tuple[PyTree, State]:
@@ -83,12 +83,16 @@ def prepare(context: Context, agent: Any, rollout: Rollout, advantage: Array) ->
 
     Statistics of observations and rewards include this rollout before it is scored. The first rollout, of an untrained
     policy, initializes them, as random actions do in section 2.4.
+
+    The advantages take part in the first exchange between shards, so that it follows that of the environment's rewards:
+    sums over cores must follow one another (`parallel.collectives`).
     """
     config, axis_name = context.config.bonus, context.parallelism.axis_name
     state, valid = agent.bonus, rollout.steps.valid
     key, key_rows = jax.random.split(state.key)
     next_obs = successors(context, rollout)
-    seen = normalize.update(state.seen, next_obs, valid, axis_name)
+    own_moments = normalize.seen(state.seen, next_obs, valid), normalize.moments(advantage, valid, (0, 1))
+    seen = normalize.merge(state.seen, normalize.pool(own_moments, axis_name)[0])
     obs = normalize.apply(seen, next_obs, CLIP)
     features = frame_stack.map_rollout(partial(context.target.apply, state.target), obs)
     predicted = frame_stack.map_rollout(partial(context.predictor.apply, agent.params["bonus"]["predictor"]), obs)
@@ -97,17 +101,22 @@ def prepare(context: Context, agent: Any, rollout: Rollout, advantage: Array) ->
     reward = normalize.apply_reward(scale, error, clip=jnp.inf)
     own, target = advantages(context, agent, rollout, reward)
     trains = valid & (jax.random.uniform(annealed.of_shard(context.parallelism, key_rows), valid.shape) < config.share)
-    moments = normalize.moments(jnp.stack([target, own]), valid, axis=(1, 2)), normalize.moments(reward, valid, (0, 1))
-    of_values, of_reward = normalize.pool(moments, axis_name)
     return Added(
         state=state._replace(seen=seen, scale=scale, key=key),
         advantage=config.extrinsic_coef * advantage + config.coef * own,
         rows=Rows(obs, features, trains / config.share, target),
-        metrics={
-            "intrinsic_reward": of_reward.mean,
-            "intrinsic_explained_variance": normalize.explained_variance(of_values),
-        },
+        metrics={},
+        moments=normalize.moments(jnp.stack([target, own, reward]), valid, axis=(1, 2)),
     )
+
+
+def summarize(moments: normalize.Moments) -> Metrics:
+    """Return the metrics of a rollout from the moments [3] of its intrinsic targets, advantages and rewards."""
+    of_values = jax.tree.map(lambda x: x[:2], moments)
+    return {
+        "intrinsic_reward": moments.mean[2],
+        "intrinsic_explained_variance": normalize.explained_variance(of_values),
+    }
 
 
 def successors(context: Context, rollout: Rollout) -> PyTree:
