@@ -283,13 +283,20 @@ def temperature(context: Context, params: Params) -> Array:
 
 
 def sample(context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array) -> replay.WeightedBatch:
-    """Return this device's transitions [B], with their weights in the loss.
+    """Return this device's transitions [B], with their weights in the loss, as `normalized` returns them."""
+    return normalized(context, learner, sample_stored(context, buffer, key, num_updates))
 
-    Observations and rewards are stored as they are, and normalized and scaled here by the current statistics.
-    """
-    config, stats = context.config, learner.observations
+
+def sample_stored(context: Context, buffer: PyTree, key: Key, num_updates: Array) -> replay.WeightedBatch:
+    """Return this device's transitions [B] with observations and rewards as they are."""
+    config = context.config
     beta = replay.importance_exponent(config.replay, context.num_updates, num_updates)
-    batch = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+    return context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+
+
+def normalized(context: Context, learner: Learner, batch: replay.WeightedBatch) -> replay.WeightedBatch:
+    """Return transitions with observations normalized, and rewards scaled, by the current statistics."""
+    stats = learner.observations
     obs, next_obs = (normalize.apply(stats, x) for x in (batch.rows.obs, batch.rows.next_obs))
     rows = batch.rows._replace(obs=obs, next_obs=next_obs)
     if learner.rewards is not None:

@@ -18,11 +18,11 @@ from jaxrl_fast.options.bonus import BC
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.bonuses import annealed, bc
-from jaxrl_fast.types import Array, Key, PyTree
+from jaxrl_fast.types import Array, Key, Metrics, PyTree
 
 FOLD = 101  # of the key of the dataset's steps: splits of the same key have smaller numbers
 Cost = Callable[[PyTree, bc.Demonstrations], Array]  # (the actor's parameters, steps [B, ...]) to costs [B]
-Added = Callable[[PyTree], tuple[Array, Array]]  # the actor's parameters to the loss to add [] and costs [B]
+Added = Callable[[PyTree], tuple[Array, Metrics]]  # the actor's parameters to the loss to add [] and costs [B] by name
 
 
 def draw(context: Context, learner: Learner, keys: Key, num_updates: Array, cost: Cost) -> Added | None:
@@ -40,9 +40,9 @@ def draw(context: Context, learner: Learner, keys: Key, num_updates: Array, cost
     rows = bc.steps_at(data, numbers, learner.observations)
     weight = annealed.weight_at(config.bonus, exploration.env_steps(context.ratio.steps_per_update, num_updates))
 
-    def of_params(actor: PyTree) -> tuple[Array, Array]:
+    def of_params(actor: PyTree) -> tuple[Array, Metrics]:
         each = cost(with_stats(actor, learner.actor_stats), rows)
-        return weight * each.sum() / config.batch_size, each
+        return weight * each.sum() / config.batch_size, {"bc_loss": each}
 
     return of_params
 
@@ -57,13 +57,13 @@ def joined(config: Any, nums: tuple[int, ...]) -> Any:
 
 
 def with_costs(loss: Callable[..., Any], added: Added | None) -> Callable[..., Any]:
-    """Return SAC's loss of the actor's parameters with what is added, and "bc_loss" among its metrics [B]."""
+    """Return SAC's loss of the actor's parameters with what is added, and the costs among its metrics [B]."""
     if added is None:
         return loss
 
     def both(actor: PyTree) -> tuple[Array, Any]:
         total, (excess, metrics, stats) = loss(actor)
-        more, each = added(actor)
-        return total + more, (excess, {**metrics, "bc_loss": each}, stats)
+        more, costs = added(actor)
+        return total + more, (excess, {**metrics, **costs}, stats)
 
     return both

@@ -18,17 +18,28 @@ import numpy as np
 import optax
 
 from jaxrl_fast import replay
-from jaxrl_fast.agents import actor_critic, critics, demonstrations, discrete_sac, joint
+from jaxrl_fast.agents import actor_critic, critics, demonstrations, discrete_sac, distillation, joint
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params, temperature
 from jaxrl_fast.kernels.branch import cond
 from jaxrl_fast.options.sac import SAC as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl import normalize, off_policy
 from jaxrl_fast.rl.bonuses import bc
 from jaxrl_fast.rl.distributions import TanhGaussian
 from jaxrl_fast.rl.value_distributions import Atoms
-from jaxrl_fast.types import Agent, Array, Box, EnvSpec, Key, Metrics, MultiDiscrete, Parallelism, PyTree
+from jaxrl_fast.types import (
+    Agent,
+    Array,
+    Box,
+    EnvSpec,
+    Key,
+    Metrics,
+    MultiDiscrete,
+    Parallelism,
+    PolicyInput,
+    PyTree,
+)
 
 LOG_STD = -20.0, 2.0  # bounds of the policy's log standard deviations
 TANH_LOG_STD = -10.0, 2.0  # the same with std_bounds tanh
@@ -46,6 +57,7 @@ def make(
     `transform_gradient` changes the gradient of each network before its optimizer does. Raises ValueError if options
     contradict each other or the environment.
     """
+    distillation.check(config, spec)
     if isinstance(spec.action, MultiDiscrete):
         one = joint.spec_of(spec, "sac")
         config = demonstrations.joined(config, spec.action.nums)
@@ -67,6 +79,19 @@ def make(
     )
     agent = actor_critic.make_agent(context, init, exploit, explore, gradient_step)
     return agent if isinstance(spec.action, Box) else discrete_sac.agent_of(context, agent)
+
+
+def distribution_of(config: Config, spec: EnvSpec) -> Callable[[off_policy.State, PolicyInput], TanhGaussian] | None:
+    """Return a function to the policy's distributions [B, ...], for a teacher; None if actions are discrete."""
+    if not isinstance(spec.action, Box):
+        return None
+    context = actor_critic.make_context(config, spec, 1, Parallelism(), outputs_per_number=2)
+
+    def act(state: off_policy.State, inputs: PolicyInput) -> TanhGaussian:
+        obs = normalize.apply(state.learner.observations, inputs.obs)
+        return policy(context, actor_critic.acting(state.learner).actor, obs)
+
+    return act
 
 
 def init(context: Context, key: Key) -> Learner:
@@ -109,14 +134,17 @@ def gradient_step(
     config, is_continuous = context.config, isinstance(context.spec.action, Box)
     key_noise, key_subset = jax.random.split(keys[1])
     noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2) if is_continuous else (None, None)
-    batch = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
+    stored = actor_critic.sample_stored(context, buffer, keys[0], num_updates)
+    batch = actor_critic.normalized(context, learner, stored)
     target: Any = td_target if is_continuous else discrete_sac.td_target
     next_action, target_of = target(context, learner, batch.rows, noise_target, key_subset)
     learner, buffer, metrics = critics.step(context, learner, buffer, batch, next_action, target_of)
     found = (batch.weight > 0) / config.batch_size  # only the critics' losses have importance weights
     alpha = temperature(context, learner.params)
     cost = partial(cloning_costs if is_continuous else discrete_sac.cloning_costs, context)
-    added = demonstrations.draw(context, learner, keys, num_updates, cost)
+    added = demonstrations.draw(context, learner, keys, num_updates, cost) or distillation.of_rows(
+        context, learner, stored.rows.obs, batch.rows.obs, found, num_updates, policy
+    )
     move = partial(policy_step, context, batch.rows, noise_policy, found, added=added)
     if config.policy_delay == 1:
         learner, of_policy = move(learner)

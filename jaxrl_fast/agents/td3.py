@@ -117,8 +117,9 @@ def policy_step(
         loss = policy_loss(context, learner, obs, weight, actor)
         if added is None:
             return loss, {"policy_loss": loss}
-        more, each = added(actor)
-        return loss + more, {"policy_loss": loss, "bc_loss": each.sum() / context.config.batch_size}
+        more, costs = added(actor)
+        mean = lambda x: x.sum() / context.config.batch_size
+        return loss + more, {"policy_loss": loss, **jax.tree.map(mean, costs)}
 
     (_, losses), gradient = jax.value_and_grad(objective, has_aux=True)(learner.params.actor)
     losses, gradient = collectives.all_reduce_sum((losses, gradient), context.parallelism.grad_axis)

@@ -111,8 +111,20 @@ def bonus_of_policies() -> Any:
     )
 
 
+def bonus_of_sac() -> Any:
+    """Return a field for a bonus of SAC, which `agents.demonstrations` and `agents.distillation` add."""
+    return choice(
+        "none",
+        "Loss that is added to that of the policy: behavior cloning from a dataset (bc), or, for continuous actions, "
+        "the divergence from the policy of another run (distill).",
+        none=NoBonus(),
+        bc=BC(),
+        distill=Distill(),
+    )
+
+
 def bonus_of_actors() -> Any:
-    """Return a field for a bonus of SAC, TD3 and DDPG, which `agents.demonstrations` adds."""
+    """Return a field for a bonus of TD3 and DDPG, which `agents.demonstrations` adds."""
     return choice(
         "none",
         "Loss that is added to that of the policy: behavior cloning from a dataset (bc).",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl_fast.options import algorithm
-from jaxrl_fast.options.bonus import bonus_of_actors
+from jaxrl_fast.options.bonus import bonus_of_sac
 from jaxrl_fast.options.declare import COUNT, FRACTION, POSITIVE, Part, option
 from jaxrl_fast.options.explore import White, noise_of_policy
 from jaxrl_fast.options.network import Network, network
@@ -77,7 +77,7 @@ class SAC(algorithm.ActorCritic):
     replay: Uniform = replay(1_000_000)
     target: Part = target_of_critics(PeriodicAverage())
     value: Part = value_of_critics()
-    bonus: Part = bonus_of_actors()
+    bonus: Part = bonus_of_sac()
     noise: White = noise_of_policy()
     network: Network = network(hidden_sizes=(256, 256), activation="relu", kernel_init="lecun_normal", batch_norm=True)
     critic_hidden_sizes: tuple[int, ...] = algorithm.critic_hidden_sizes()

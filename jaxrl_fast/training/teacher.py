@@ -1,5 +1,6 @@
 """Load the policy of another run as a teacher: a function from observations to distributions over actions."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,7 +38,8 @@ def load(name: str, env: Env) -> Any:
     agent: Agent = algorithm.make(settings.agent, env.spec, 1, *own)
     if jax.tree.leaves(agent.initial_carry):
         raise ValueError(f"{ORIGIN}: must have a policy without memory or lasting noise, got {name}; use another run")
-    act = lambda state, inputs: _distribution(agent, state, inputs)
+    of_module = getattr(algorithm, "distribution_of", lambda config, spec: None)
+    act = of_module(settings.agent, env.spec) or partial(_distribution, agent)
     like = jax.eval_shape(agent.init, key_of_seed(0))
     mask = np.ones((1, mask_size(env.spec.action)), bool) if env.spec.has_action_mask else None
     given: Any = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), env.spec.obs), mask

@@ -21,6 +21,7 @@ from jaxrl_fast.options.declare import configure
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.distributions import TanhGaussian
 from jaxrl_fast.types import Box, Discrete, Parallelism, PolicyInput
 from tests.helpers import probes, slow
 from tests.helpers.actor_critics import (
@@ -508,6 +509,10 @@ WORKERS = {
     "redq": ("sac", dict(replay="prioritized", num_critics=3, num_target_critics=2, n_step=3)),
     "sac of scaled rewards": ("sac", dict(rewards="scaled", noise="held", policy_delay=2)),
     "td3 by priority": ("td3", dict(replay="prioritized")),
+    "sac with a teacher": (
+        "sac",
+        dict(bonus=dict(kind="distill", data=lambda inputs: TanhGaussian(inputs.obs, -jnp.ones(1)))),
+    ),
 }
 
 

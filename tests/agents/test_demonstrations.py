@@ -77,7 +77,7 @@ def test_drawn_steps_add_their_weighted_mean_cost(algo):
     numbers = np.asarray(
         bc.draw(data, jax.random.fold_in(jax.random.split(key)[1], demonstrations.FOLD), (context.config.batch_size,))
     )
-    np.testing.assert_allclose(each, data.obs[numbers, 0] + 2, rtol=1e-6)
+    np.testing.assert_allclose(each["bc_loss"], data.obs[numbers, 0] + 2, rtol=1e-6)
     np.testing.assert_allclose(total, 0.375 * (data.obs[numbers, 0] + 2).mean(), rtol=1e-5)
 
 

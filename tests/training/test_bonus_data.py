@@ -81,6 +81,25 @@ def test_resumed_sac_has_the_same_bits(made, tmp_path, monkeypatch):
     assert all(np.isfinite(x["bc_loss"]) for x in records(tmp_path / "whole") if x["env_steps"] > 64)
 
 
+@pytest.mark.slow
+def test_resumed_sac_with_a_teacher_has_the_same_bits(tmp_path, monkeypatch):
+    """The teacher is a policy of PPO, and then one of SAC. Two seeds learn in one program."""
+    options = dict(env="Pendulum-v1", num_envs=4, total_steps=192, hidden_sizes=(8,), log_every=32, log_level="quiet")
+    options |= dict(eval_episodes=0, normalize_observations=True)
+    jaxrl_fast.fit(algo="ppo", **options, policy="tanh", rollout_length=16, run_dir=str(tmp_path / "teacher"))
+    options |= dict(learning_starts=32, batch_size=8, replay={"size": 256}, replay_ratio=0.25)
+    bonus = dict(kind="distill", weight=0.5, anneal=300, run=str(tmp_path / "teacher"))
+    jaxrl_fast.fit(algo="sac", **options, bonus=bonus, run_dir=str(tmp_path / "sac"))
+    options |= dict(num_seeds=2, bonus=bonus | dict(run=str(tmp_path / "sac")))
+    jaxrl_fast.fit(algo="sac", **options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 96)
+    jaxrl_fast.fit(algo="sac", **options, run_dir=str(tmp_path / "stopped"))
+    fit(None, resume=str(tmp_path / "stopped"))
+    same(tmp_path / "whole", tmp_path / "stopped")
+    for name in ("sac", "whole"):
+        assert all(np.isfinite(x["distill_kl"]) for x in records(tmp_path / name) if x["env_steps"] > 64)
+
+
 def test_changed_and_missing_data_are_refused(made, tmp_path, monkeypatch, capsys):
     """Nothing is compiled or written."""
     monkeypatch.chdir(tmp_path)

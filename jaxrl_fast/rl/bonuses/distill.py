@@ -4,6 +4,7 @@ This is the loss of Schmitt et al. 2018, "Kickstarting deep reinforcement learni
 of the cross entropy with the teacher's actions. The policy that learns visits the states.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,24 +26,27 @@ def make(config: Any, spec: EnvSpec, policy: policies.Policy, num_updates: int, 
     `config.bonus.data` is the teacher, a function from a PolicyInput [B, ...] to distributions [B, ...].
     """
     if config.bonus.data is not None:
-        check(config.bonus.data, spec, policy)
+        check(config.bonus.data, spec, partial(_of_policy, policy))
     return Bonus(annealed.init, partial(prepare, config, spec, parallelism), partial(loss, policy))
 
 
-def check(teacher: Any, spec: EnvSpec, policy: policies.Policy) -> None:
-    """Raise ValueError unless the teacher's distributions have the form of the policy's."""
+def check(teacher: Any, spec: EnvSpec, of_mask: Callable[[Array | None], PyTree]) -> None:
+    """Raise ValueError unless the teacher's distributions have the form of `of_mask`'s, of the mask of one row."""
     one = lambda x: jnp.zeros((1, *x.shape), x.dtype)
     mask = jnp.ones((1, mask_size(spec.action)), bool) if spec.has_action_mask else None
 
     def both() -> tuple[PyTree, PyTree]:
-        params = policy.head.init(0.0)
-        mine = policy.head.make(jnp.zeros((1, policy.head.num_outputs)), params, mask)
-        return teacher(PolicyInput(jax.tree.map(one, spec.obs), mask)), mine
+        return teacher(PolicyInput(jax.tree.map(one, spec.obs), mask)), of_mask(mask)
 
     theirs, mine = jax.eval_shape(both)
     if type(theirs) is not type(mine) or str(jax.tree.structure(theirs)) != str(jax.tree.structure(mine)):
         kinds = type(mine).__name__, type(theirs).__name__
         raise ValueError(f"bonus.run: must have a policy of the kind {kinds[0]}, got {kinds[1]}; use the same policy")
+
+
+def _of_policy(policy: policies.Policy, mask: Array | None) -> PyTree:
+    """Return a distribution of PPO's policy, of one row."""
+    return policy.head.make(jnp.zeros((1, policy.head.num_outputs)), policy.head.init(0.0), mask)
 
 
 def prepare(
