@@ -110,6 +110,7 @@ def summary(result: Result) -> list[str]:
     for status, what in (("stopped", "stopped early"), ("failed", "failed"), ("running", "not finished")):
         if number := sum(trial.status == status for trial in result.trials):
             lines.append(f"- {number} of {counted}: {what}.")
+    lines += [f"  - Failed: {why}" for why in dict.fromkeys(trial.failure for trial in result.trials) if why]
     scored = ranked(result.trials)
     scores = [score for trial in scored for score in trial.scores]
     if diverged := sum(not math.isfinite(score) for score in scores):

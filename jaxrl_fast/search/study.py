@@ -167,8 +167,8 @@ class Study:
         kept = self.study.get_trials(deepcopy=False)[trial.number]
         if kept.state.is_finished():
             return
-        about = {name: getattr(trial, name) for name in ("scores", "steps", "rung", "parent", "env_steps_at_end")}
-        about |= {"status": trial.status, "final_values": dict(trial.values)}
+        own = ("scores", "steps", "rung", "status", "parent", "env_steps_at_end", "failure")
+        about = {name: getattr(trial, name) for name in own} | {"final_values": dict(trial.values)}
         for name, value in about.items():
             self.storage.set_trial_user_attr(kept._trial_id, name, value)
         if trial.status == "failed" or trial.score is None:
@@ -189,7 +189,7 @@ class Study:
             scores, values = tuple(about.get("scores", ())), about.get("final_values", about.get("values", {}))
             ended = "failed" if kept.state.name == "FAIL" else about.get("status", "running")
             status = ended if kept.state.is_finished() else "running"
-            more = {"status": status, "parent": about.get("parent")}
+            more = {"status": status, "parent": about.get("parent"), "failure": about.get("failure", "")}
             found.append(Trial(kept.number, values, scores, score if status != "running" else None, **common, **more))
         return tuple(found)
 

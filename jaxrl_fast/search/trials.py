@@ -24,6 +24,7 @@ class Trial(NamedTuple):
     status: Status = "complete"  # stopped: halving has dropped it
     parent: int | None = None  # of population-based training: the trial whose parameters it has copied
     env_steps_at_end: int = 0  # environment steps of the whole search when the trial was scored
+    failure: str = ""  # why it failed, in a sentence
 
 
 class Result(NamedTuple):

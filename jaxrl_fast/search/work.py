@@ -133,6 +133,7 @@ def _round(
                 status,
                 None if parent is None else asked[parent].number,
                 so_far,
+                found.failures.get(place, ""),
             )
         )
     if found.history:

@@ -171,6 +171,9 @@ def test_failed_trial_has_no_score(tmp_path):
     result = result._replace(trials=(result.trials[0], result.trials[1]._replace(score=None)))
     text = text_of(result, tmp_path)
     assert "- 1 of 2 trials: failed." in text and "diverged" not in text
+    why = "num_minibatches: must divide 40 rows, got 16; use 8"
+    failed = result._replace(trials=(result.trials[0], result.trials[1]._replace(failure=why)))
+    assert f"- 1 of 2 trials: failed.\n  - Failed: {why}\n" in text_of(failed, tmp_path)
     assert "| 1 |  |" in text
 
 
