@@ -274,11 +274,10 @@ class Evaluator:
         has_enough = now.episodes.finished * self.num_games >= limits.min_episodes
         return num_steps >= limits.num_steps and bool((has_enough | (now.actors.length >= now.max_length)).all())
 
-    def like(self, earlier: "Evaluator | None") -> "Evaluator":
-        """Return this evaluator, with the compiled function of an earlier one whose members had other values."""
-        if earlier is not None and earlier.compiled:
+    def share(self, earlier: "Evaluator") -> None:
+        """Take the compiled function of an earlier evaluator whose members had other values; both are on the device."""
+        if earlier.compiled:
             self.run, self.compiled = earlier.run, True
-        return self
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
         """Compile the functions of an evaluation."""

@@ -21,4 +21,6 @@ class Kept:
         """Keep the functions of a part that begins, and let its evaluations use those of an earlier part."""
         plan = progress.plan
         if plan.env.on_device and plan.eval_env.on_device and not plan.agent.learning.resources:
-            self.program, self.evaluator = built.compiled, progress.evaluator.like(self.evaluator)
+            if self.evaluator:
+                progress.evaluator.share(self.evaluator)
+            self.program, self.evaluator = built.compiled, progress.evaluator
