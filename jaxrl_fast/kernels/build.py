@@ -26,11 +26,11 @@ import jax
 from jaxrl_fast.utils import target
 
 FOLDER = Path(__file__).parent / "csrc"
-SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c", "host_call.c"))
+SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c", "batch_norm.c", "host_call.c"))
 HEADERS = tuple(FOLDER / name for name in ("ffi.h", "simd.h", "activations.h", "gemm.h", "threads.h"))
 VARIABLE = "JAXRL_FAST_KERNELS"
-KERNELS = ("dense", "conv", "layer_norm", "allreduce", "host_call")  # as VARIABLE names them
-LAYER_KERNELS = ("dense", "conv2d", "layer_norm")
+KERNELS = ("dense", "conv", "layer_norm", "batch_norm", "allreduce", "host_call")  # as VARIABLE names them
+LAYER_KERNELS = ("dense", "conv2d", "layer_norm", "batch_norm")
 FUNCTIONS = (
     "sum_over_cores",
     "copy_from_first_core",

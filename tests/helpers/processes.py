@@ -29,7 +29,7 @@ class Processes:
         self.port, self.started, self.files = free_port(), [], []
         # One process sums in shared memory, and several by XLA's sum, around which XLA rounds differently. So it does
         # with the compiler flags of conftest.py, which optimize less.
-        kernels = "dense,conv,layer_norm,host_call"
+        kernels = "dense,conv,layer_norm,batch_norm,host_call"
         environ = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAXRL_FAST_KERNELS": kernels, "XLA_FLAGS": ""}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), str(folder), os.environ.get("PYTHONPATH"))))
         for i in range(num):

@@ -185,7 +185,7 @@ def test_compiler_description_lists_selected_kernels(monkeypatch):
 def test_unknown_value_of_variable_prints_one_error_line(value):
     command = [sys.executable, "-m", "jaxrl_fast.train", "ppo", "--env", "CartPole-v1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {build.VARIABLE: value})
-    use = "use auto, xla, or some of dense,conv,layer_norm,allreduce,host_call"
+    use = "use auto, xla, or some of dense,conv,layer_norm,batch_norm,allreduce,host_call"
     assert done.stderr == f"error: {build.VARIABLE}: unknown value {value!r}; {use}\n"
     assert done.returncode == 2
 

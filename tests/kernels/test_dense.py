@@ -81,9 +81,10 @@ import ctypes, sys
 from jaxrl_fast.kernels import build
 build._load = lambda: ctypes.CDLL(sys.argv[1])
 assert not build.unavailable_reason()
-from tests.kernels import test_conv, test_dense, test_layer_norm
+from tests.kernels import test_batch_norm, test_conv, test_dense, test_layer_norm
 for width in (5, 21, 70):
     test_layer_norm.check(width, 3, width, "tanh")
+    test_batch_norm.check(width, 3, width, "relu")
 for sizes, side, channels, stride in [((9, 7, 4), 3, 40, 1), ((13, 12, 3), 4, 21, 3)]:
     test_conv.check(0, 2, sizes, side, channels, stride, "relu")
 for seed, sizes in enumerate([(64, 120, 84), (13, 5, 30), (24, 30, 7), (1, 1, 1), (31, 40, 65)]):

@@ -32,11 +32,13 @@ class Linear(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Normalization of each feature of [..., F] over all other axes: scale (x - mean) / std + offset.
+    """Normalization of each feature of [..., F] over all other axes, then activation: scale (x - mean) / std + offset.
 
     While training, mean and variance are those of the batch, and the running ones move towards them by SHARE (the
     unbiased variance). Else they are the running ones.
     """
+
+    activation: str = "none"
 
     @nn.compact
     def __call__(self, x):
@@ -45,15 +47,15 @@ class BatchNorm(nn.Module):
         offset = self.param("bias", nn.initializers.zeros, size)
         running_mean = self.variable(STATS, "mean", jnp.zeros, size)
         running_var = self.variable(STATS, "var", jnp.ones, size)
-        rows = x.reshape(-1, *size).astype(jnp.float32)
-        mean, var = running_mean.value, running_var.value
         if self.is_mutable_collection(STATS) and not self.is_initializing():
-            mean, var, num = rows.mean(0), rows.var(0), len(rows)
-            unbiased = var * (num / max(num - 1, 1))
-            running_mean.value += SHARE * (jax.lax.stop_gradient(mean) - running_mean.value)
-            running_var.value += SHARE * (jax.lax.stop_gradient(unbiased) - running_var.value)
-        y = (rows - mean[None]) * (scale * jax.lax.rsqrt(var + EPSILON))[None] + offset[None]
-        return y.reshape(x.shape).astype(x.dtype)
+            y, mean, var = kernels.batch_norm(x, scale, offset, EPSILON, self.activation)
+            num = x.size // x.shape[-1]
+            running_mean.value += SHARE * (mean - running_mean.value)
+            running_var.value += SHARE * (var * (num / max(num - 1, 1)) - running_var.value)
+            return y
+        rows = x.reshape(-1, *size).astype(jnp.float32) - running_mean.value[None]
+        y = rows * (scale * jax.lax.rsqrt(running_var.value + EPSILON))[None] + offset[None]
+        return kernels.ACTIVATIONS[self.activation](y.reshape(x.shape).astype(x.dtype))
 
 
 class RMSNorm(nn.Module):
@@ -80,11 +82,10 @@ class FlashBlocks(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        activate = jnp.tanh if self.activation == "tanh" else nn.relu
         x = Linear(self.width, self.dtype)(BatchNorm()(x))
         for _ in range(self.num):
-            y = activate(BatchNorm()(Linear(EXPANSION * self.width, self.dtype)(x)))
-            x = x + activate(BatchNorm()(Linear(self.width, self.dtype)(y)))
+            y = BatchNorm(self.activation)(Linear(EXPANSION * self.width, self.dtype)(x))
+            x = x + BatchNorm(self.activation)(Linear(self.width, self.dtype)(y))
         return RMSNorm()(x)
 
 
