@@ -26,10 +26,10 @@ import jax
 from jaxrl_fast.utils import target
 
 FOLDER = Path(__file__).parent / "csrc"
-SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c", "batch_norm.c", "host_call.c"))
+KERNELS = ("dense", "conv", "layer_norm", "batch_norm", "allreduce", "host_call")  # as VARIABLE names them
+SOURCES = tuple(FOLDER / f"{name}.c" for name in KERNELS)
 HEADERS = tuple(FOLDER / name for name in ("ffi.h", "simd.h", "activations.h", "gemm.h", "threads.h"))
 VARIABLE = "JAXRL_FAST_KERNELS"
-KERNELS = ("dense", "conv", "layer_norm", "batch_norm", "allreduce", "host_call")  # as VARIABLE names them
 LAYER_KERNELS = ("dense", "conv2d", "layer_norm", "batch_norm")
 FUNCTIONS = (
     "sum_over_cores",
