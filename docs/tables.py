@@ -288,16 +288,28 @@ def mujoco_cells(name: str) -> list[str]:
     return [str(len(found)), *(spread([seed[key] for seed in found]) for key in ("return", "greedy"))]
 
 
-def control(prefix: str) -> str:
-    """Return the cases of benchmarks/control.py whose names begin so."""
+VARIANTS = {  # of benchmarks/control.py
+    "flash": "FlashSAC",
+    "no_c51": "the same with `value: mean`",
+    "no_norms": "the same with `network: simba`",
+    "no_blocks": "the same with `network: mlp`",
+    "no_scale": "the same with `rewards: raw`",
+    "sac": "SAC",
+    "reppo": "REPPO",
+    "ppo": "PPO",
+}
+
+
+def control(task: str) -> str:
+    """Return the cases of benchmarks/control.py of a task. "The same" is the row above."""
     rows = []
     for name, case in read("control").items():
-        if name.startswith(prefix):
+        if name.startswith(f"{task}_"):
+            variant, _ = name.removeprefix(f"{task}_").rsplit("_", 1)
             seeds = case["seeds"].values()
             returns = (spread([seed[key] for seed in seeds]) for key in ("return", "greedy"))
-            own = [f"`{case['options']['algo']}`", f"`{case['env_id']}`", short(case["env_steps"])]
-            rows.append([*own, str(len(seeds)), *returns])
-    return grid(["algorithm", "environment", "environment steps", "seeds", "return", "greedy return"], rows)
+            rows.append([VARIANTS[variant], short(case["env_steps"]), str(len(seeds)), *returns])
+    return grid(["agent", "environment steps", "seeds", "return", "greedy return"], rows)
 
 
 def search() -> str:
