@@ -4,6 +4,7 @@
     python benchmarks/control.py half_cheetah --num-seeds 3 --steps 100k
     python benchmarks/control.py cartpole_swingup_reppo cartpole_swingup_ppo --num-seeds 3
     python benchmarks/control.py --ablation --num-seeds 3              # Pendulum, without a part after another
+    python benchmarks/control.py half_cheetah_flash --runs runs/control  # resumes the runs of that folder
     python benchmarks/control.py                                       # only prints the table of stored results
 
 The reduced size is one residual block of 128 (64 on Pendulum) and a batch of 256, which fits two cores; the authors
@@ -84,6 +85,7 @@ def main():
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", help="environment steps of each seed, if not those of the task")
     parser.add_argument("--ablation", action="store_true", help="all variants of pendulum")
+    parser.add_argument("--runs", type=Path, help="keep the run folders in this one, and resume those that are there")
     args = parser.parse_args()
     names = args.names + [f"pendulum_{variant}" for variant in VARIANTS if args.ablation]
     names = [case for name in names for case in ([name] if name in CASES else [f"{name}_flash", f"{name}_sac"])]
@@ -92,17 +94,17 @@ def main():
         seeds = range(args.first_seed, args.first_seed + args.num_seeds)
         alone = options["env"].startswith("envpool/")
         for part in [[s] for s in seeds] if alone else [[*seeds]]:
-            store(name, options, part)
+            store(name, options, part, args.runs)
     print(table(json.loads(KEPT.read_text())))
 
 
-def store(name: str, options: dict, seeds: list[int]) -> None:
+def store(name: str, options: dict, seeds: list[int], runs: Path | None) -> None:
     """Train some seeds in one program, and store their results. A seed that is trained again replaces its old entry."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = jaxrl_fast.fit(
-            seed=seeds[0], num_seeds=len(seeds), run_dir=Path(folder) / "run", loggers=(), console_every=60,
-            save_every="0", devices=1, **options,
-        )  # fmt: skip
+    of_run = {"seed": seeds[0], "num_seeds": len(seeds), "devices": 1, "save_every": "5min" if runs else "0"}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (runs or Path(temporary)) / "_".join([name, str(options["total_steps"]), *map(str, seeds)])
+        how = {"resume": folder} if folder.exists() else {"run_dir": folder} | of_run | options
+        run = jaxrl_fast.fit(loggers=(), console_every=60, **how)
         records = run.metrics  # read from the folder
     if run.summary["status"] == "stopped":
         raise SystemExit(f"{name} was stopped; nothing is stored")
