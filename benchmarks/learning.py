@@ -43,6 +43,11 @@ EXTRA = {
     "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved_threshold": 475, **REFERENCE_PPO},
     "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved_threshold": -100, **REFERENCE_PPO},
     "ppo_pendulum_500k": {"preset": "ppo_pendulum", "total_steps": 500_000},
+    # Few steps, with SAC and DQN next to each other.
+    "breakout_300k_sac": {"preset": "sac_minatar_breakout", "total_steps": 300_000},
+    "breakout_300k_dqn": {
+        "preset": "dqn_minatar_breakout", "total_steps": 300_000, "explore": {"end": 0.01, "steps": 30_000},
+    },
     # The same agents without memory.
     "ppo_cartpole_no_velocity_mlp": {
         "algo": "ppo", "env": "CartPole-v1", "wrap": ["hide=1", "hide=3"], "num_envs": 8, "total_steps": 100_000,
