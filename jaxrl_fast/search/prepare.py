@@ -96,10 +96,10 @@ class SearchPlan(NamedTuple):
         seeds = range(first, first + self.own.seeds)
         return Round(f"r{number:02d}", number, total, self.settings_of, values, seeds, self.varied)
 
-    def test(self, values: Sequence[Mapping[str, Any]], schedule: Sequence[Any] = ()) -> Round:
+    def test(self, values: Sequence[Mapping[str, Any]]) -> Round:
         """Return the trainings of winners with the test seeds, which no trial has had."""
         first = self.settings.options.seed + self.own.seeds
-        return self.round(0, values)._replace(seeds=range(first, first + self.own.test_seeds), schedule=schedule)
+        return self.round(0, values)._replace(seeds=range(first, first + self.own.test_seeds))
 
     def shown(self, path: Path) -> Path:
         """Return a path in the search's folder for a message: relative if the folder was given so."""

@@ -24,9 +24,9 @@ SCORES = {
     "best": "mean return of the best evaluation, which promises too much, because its luck is chosen too",
     "area": "mean return over all evaluations, the area below the curve",
 }
-OF_SCHEDULES = (
-    "The values are those at the end of population-based training. A test repeats the whole schedule of values, which "
-    "a preset cannot hold."
+OF_A_POPULATION = (
+    "The values are those at the end of population-based training. The tuning score is of networks that had other "
+    "values before; the test trains with these values from the first step."
 )
 
 
@@ -70,7 +70,7 @@ def preset_of(result: Result, best: Trial) -> str:
     test = f"; on test seeds {mean_of(result.test[best.number])}" if best.number in result.test else ""
     says = f"# Found by a search of {formatting.counted(len(result.trials), 'trial')}: trial {best.number}, score "
     says += f"{mean_of(best.scores)} on {formatting.counted(len(best.scores), 'tuning seed')}{test}."
-    says += f"\n# {OF_SCHEDULES}" if result.scheduler == "pbt" else ""
+    says += f"\n# {OF_A_POPULATION}" if result.scheduler == "pbt" else ""
     return f"{says}\n{yaml.safe_dump(values, sort_keys=False)}"
 
 
@@ -167,7 +167,7 @@ def _about_scores(result: Result) -> str:
     kind = SCORES.get(result.score_kind, result.score_kind)
     text = f"The score of a seed is the {kind}. The mean over {seeds(result.seeds)} ranks a trial. Intervals are 95% "
     text += "bootstrap intervals of the mean over seeds. "
-    text += f"{OF_SCHEDULES} " if result.scheduler == "pbt" else ""
+    text += f"{OF_A_POPULATION} " if result.scheduler == "pbt" else ""
     if not result.test:
         return f"{text}No trial has been trained on test seeds, so the scores of the best trials promise too much."
     text += f"The best of many scores is partly luck, so the winners are trained again on {seeds(result.test_seeds)}. "

@@ -71,7 +71,6 @@ class Round(NamedTuple):
     values: Sequence[Mapping[str, Any]]  # of each trial, by the names of options
     seeds: Sequence[int]
     varied: Sequence[str]  # the names of all hyperparameters
-    schedule: Sequence[Sequence[Mapping[str, Any]]] = ()  # values of each trial in each stage, instead of selections
 
 
 def programs_of(round: Round, folder: Path | None) -> tuple[list[Program], dict[int, str]]:
@@ -125,10 +124,8 @@ def run(
     note: Callable[[str], None],
 ) -> Result:
     """Train a round to its end and return what became of its trials. Raises Stopped."""
-    scheduler, total = options.scheduler, round.total_steps
-    ends = stages.until(scheduler, total, round.number)
-    if round.schedule:
-        ends = [math.ceil(total * (i + 1) / len(round.schedule)) for i in range(len(round.schedule))]
+    scheduler = options.scheduler
+    ends = stages.until(scheduler, round.total_steps, round.number)
     count = len(round.values)
     nothing = tuple(math.nan for _ in round.seeds)
     found = Result([nothing] * count, [0] * count, [0] * count, [*round.values], [None] * count, {}, [])
@@ -155,11 +152,7 @@ def run(
         if stage + 1 == len(ends) or not left:
             break
         programs = left
-        if len(round.schedule) > 1:
-            found.values[:] = round.schedule[stage + 1]
-            copies = [stages.Copy(i, values) for i, values in enumerate(found.values)]
-            programs = [changed(program, copies, stage + 1) for program in programs]
-        elif isinstance(scheduler, PBT):
+        if isinstance(scheduler, PBT):
             table = np.array([found.scores[place] for place in range(count)])
             seed = [programs[0].group.settings.options.seed, round.number]
             copies = stages.evolve(scheduler, space, found.values, table, options.judge, stage, seed)

@@ -16,7 +16,7 @@ from jaxrl_fast.search.study import Study
 from jaxrl_fast.search.trials import Result, Status, Trial, score_of
 from jaxrl_fast.utils import files, formatting
 
-SECONDS = "seconds.json"
+SECONDS, HISTORY = "seconds.json", "history.json"
 
 
 def train(search: SearchPlan, terminal: Console) -> None:
@@ -138,7 +138,7 @@ def _round(
         )
     if found.history:
         lines = json.dumps({"trials": [trial.number for trial in asked], "first": values, "stages": found.history})
-        files.replace(search.folder / winners.HISTORY, lines + "\n")
+        files.replace(search.folder / HISTORY, lines + "\n")
     for failure in dict.fromkeys(found.failures.values()):
         terminal.print(f"     failed: {failure}")
     for best in winners.scored(study.trials())[:1]:

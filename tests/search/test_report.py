@@ -180,7 +180,7 @@ def test_failed_trial_has_no_score(tmp_path):
 def test_preset_of_population_based_training_says_that_values_changed(tmp_path):
     result = made()._replace(scheduler="pbt")
     text = text_of(result, tmp_path)
-    assert "A test repeats the whole schedule of values, which a preset cannot hold." in text
+    assert "the test trains with these values from the first step." in text
     preset = (tmp_path / "best.yaml").read_text(encoding="utf-8")
     assert "# The values are those at the end of population-based training." in preset
     assert from_keywords(str(tmp_path / "best.yaml")).agent == result.settings.replace(**result.trials[1].values).agent

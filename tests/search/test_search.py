@@ -13,6 +13,7 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast.parallel import program
 from jaxrl_fast.search import prepare, work
+from jaxrl_fast.search.trials import DEFAULT
 
 pytestmark = pytest.mark.slow
 
@@ -118,14 +119,22 @@ def test_signal_stops_search_with_command_to_resume(tmp_path):
     assert [*tmp_path.glob("one/programs/*/checkpoints/step-*")]
 
 
-def test_population_trains_in_one_compiled_program(tmp_path, monkeypatch):
-    """Later stages have other values and states, but the same functions."""
+def test_population_is_compiled_once_and_its_preset_trains_to_the_tested_scores(tmp_path, monkeypatch):
+    """Later stages have other values and states, but the same functions. The test has the last values throughout."""
     compiled, original = [], program._compile
     monkeypatch.setattr(program, "_compile", lambda *args: compiled.append(args[0]) or original(*args))
-    options = {"over": OVER} | BASE | SEARCHES["pbt"] | {"seeds": 1, "test_seeds": 0}
+    options = {"over": OVER} | BASE | SEARCHES["pbt"] | {"seeds": 1, "test_seeds": 2, "winners": 1}
     found = jaxrl_fast.search("ppo_cartpole", search_dir=tmp_path / "one", **options)
-    stages = {path.name for path in found.folder.glob("programs/*-1*")} - {"r00-1"}
-    assert len(stages) == 3 and len(compiled) == 1
+    stages = {path.name for path in found.folder.glob("programs/*-1*") if path.name.startswith("r00")} - {"r00-1"}
+    assert len(stages) == 3 and len(compiled) == 2, "one program of the population, and one of the test"
+    tests = json.loads((found.folder / "tests.json").read_text())
+    [best] = map(int, tests.keys() - {str(DEFAULT)})
+    history = json.loads((found.folder / "history.json").read_text())
+    assert history["stages"][-1][best]["values"] == found.trials[best].values != history["first"][best]
+    same = {name: BASE[name] for name in ("eval_episodes", "eval_envs", "log_level")}
+    jaxrl_fast.fit(found.best, seed=1, num_seeds=2, run_dir=tmp_path / "run", **same)
+    last = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-2:]]
+    assert [record["eval_return_mean"] for record in last] == pytest.approx(tests[str(best)])
 
 
 @pytest.mark.parametrize("scheduler", ["halving", {"kind": "pbt", "intervals": 2}])
